@@ -1,0 +1,3 @@
+//! Enforcement on this machine.
+
+pub mod sys;
