@@ -189,7 +189,7 @@ fn hostile_environment_by_another_name() {
         std::fs::create_dir_all(world.home.join("x")).unwrap();
         let closure = world.of(command, "");
         assert!(!world.granted(&closure).iter().any(|path| path.contains("other")), "{command}: {closure:?}");
-        assert_eq!(closure.refused.len(), 1, "{command}");
+        assert!(!closure.refused.is_empty(), "{command}");
     }
 }
 
