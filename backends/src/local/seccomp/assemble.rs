@@ -3,14 +3,18 @@
 //! BPF jumps only go forward. Emitted backwards, every target is known when a jump to it is made, and an instruction
 //! that is there already can be used again by whoever needs the same.
 
-use libc::{BPF_ABS, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
+use libc::{BPF_ABS, BPF_ALU, BPF_AND, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
 use seccompiler::{BpfProgram, sock_filter};
 
 pub(super) const LOAD: u16 = (BPF_LD | BPF_W | BPF_ABS) as u16;
 pub(super) const RETURN: u16 = (BPF_RET | BPF_K) as u16;
 pub(super) const EQUAL: u16 = (BPF_JMP | BPF_JEQ | BPF_K) as u16;
 const AT_LEAST: u16 = (BPF_JMP | BPF_JGE | BPF_K) as u16;
+const MASK: u16 = (BPF_ALU | BPF_AND | BPF_K) as u16;
 const ALWAYS: u16 = (BPF_JMP | BPF_JA) as u16;
+
+/// So many comparisons in a row are as good as a search among them.
+const FEW: usize = 3;
 
 /// Offset of `seccomp_data.nr`.
 pub(super) const NUMBER: u32 = std::mem::offset_of!(libc::seccomp_data, nr) as u32;
@@ -40,8 +44,8 @@ struct Meaning {
 enum Held {
     /// The instruction is never reached.
     Unreached,
-    /// The word at this offset of `seccomp_data`.
-    Word(u32),
+    /// The word at this offset of `seccomp_data`, and what it was masked with.
+    Word(u32, u32),
     /// One thing or another.
     Mixed,
 }
@@ -53,6 +57,13 @@ impl Held {
             same if same == other => same,
             _ => Self::Mixed,
         };
+    }
+
+    fn masked(self, mask: u32) -> Self {
+        match self {
+            Self::Word(offset, before) => Self::Word(offset, before & mask),
+            other => other,
+        }
     }
 }
 
@@ -119,10 +130,10 @@ impl Assembler {
     }
 
     /// A piece of program that ends in itself, in forward order, entered with the system call number in the accumulator.
-    pub(super) fn chain(&mut self, code: &[sock_filter]) -> Label {
-        let held = held(code);
-        let mut labels = vec![Label(0); code.len() + 1];
-        for (at, instruction) in code.iter().enumerate().rev() {
+    pub(super) fn chain(&mut self, source: &[sock_filter]) -> Label {
+        let held = held(source);
+        let mut labels = vec![Label(0); source.len() + 1];
+        for (at, instruction) in source.iter().enumerate().rev() {
             let &sock_filter { code, jt, jf, k } = instruction;
             let to = |offset: usize| labels[at + 1 + offset];
             labels[at] = match u32::from(code) & 7 {
@@ -133,7 +144,8 @@ impl Assembler {
                     let (yes, no) = (to(jt.into()), to(jf.into()));
                     self.once(Meaning { code, k, yes: Some(yes), no: Some(no) }, |this| this.branch(code, k, yes, no))
                 }
-                _ if code == LOAD && held[at] == Held::Word(k) => to(0),
+                _ if code == LOAD && held[at] == Held::Word(k, u32::MAX) => to(0),
+                _ if code == LOAD && (source[at + 1].code, held[at]) == (MASK, Held::Word(k, source[at + 1].k)) => to(1),
                 _ => {
                     let next = to(0);
                     self.once(Meaning { code, k, yes: Some(next), no: None }, |this| this.then(code, k, next))
@@ -143,21 +155,23 @@ impl Assembler {
         labels[0]
     }
 
-    /// Finds the label of the last start that is not above the accumulator. `line` is sorted and starts at 0.
+    /// Finds the label of the last start that is not above the accumulator. `line` is sorted and starts at 0; neighbours
+    /// have different labels.
     pub(super) fn search(&mut self, line: &[(u32, Label)]) -> Label {
-        match *line {
-            [(_, label)] => label,
-            // One number among others takes one comparison, not two.
-            [(_, around), (number, label), (after, again)] if around == again && after == number + 1 => {
-                self.branch(EQUAL, number, label, around)
-            }
-            _ => {
-                let (low, high) = line.split_at(line.len() / 2);
-                let (start, no_less) = (high[0].0, self.search(high));
-                let less = self.search(low);
-                self.branch(AT_LEAST, start, no_less, less)
-            }
+        // A number alone among others takes one comparison where a cut on either side of it would take two.
+        let alone = |at: usize| {
+            at > 0 && at + 1 < line.len() && line[at - 1].1 == line[at + 1].1 && line[at].0 + 1 == line[at + 1].0
+        };
+        let around = line[0].1;
+        if line.len() <= 2 * FEW + 1 && (1..line.len()).all(|at| if at % 2 == 0 { line[at].1 == around } else { alone(at) }) {
+            return line.iter().skip(1).step_by(2).fold(around, |no, &(number, yes)| self.branch(EQUAL, number, yes, no));
         }
+        let middle = line.len() / 2;
+        let cut = (1..line.len()).filter(|&at| !alone(at) && !alone(at - 1)).min_by_key(|at| at.abs_diff(middle)).unwrap_or(middle);
+        let (low, high) = line.split_at(cut);
+        let no_less = self.search(high);
+        let less = self.search(low);
+        self.branch(AT_LEAST, high[0].0, no_less, less)
     }
 
     /// The program in the order of its execution.
@@ -170,7 +184,7 @@ impl Assembler {
 /// What the accumulator holds before each instruction; all jumps go forward, so one pass finds it.
 fn held(code: &[sock_filter]) -> Vec<Held> {
     let mut held = vec![Held::Unreached; code.len() + 1];
-    held[0] = Held::Word(NUMBER);
+    held[0] = Held::Word(NUMBER, u32::MAX);
     for (at, &sock_filter { code, jt, jf, k }) in code.iter().enumerate() {
         let before = held[at];
         if before == Held::Unreached {
@@ -183,7 +197,8 @@ fn held(code: &[sock_filter]) -> Vec<Held> {
                 held[at + 1 + usize::from(jt)].join(before);
                 held[at + 1 + usize::from(jf)].join(before);
             }
-            _ if code == LOAD => held[at + 1].join(Held::Word(k)),
+            _ if code == LOAD => held[at + 1].join(Held::Word(k, u32::MAX)),
+            _ if code == MASK => held[at + 1].join(before.masked(k)),
             _ => held[at + 1].join(Held::Mixed),
         }
     }
