@@ -305,7 +305,7 @@ fn sight(plan: &Plan, path: &Path) -> Sight {
     }
     if let Some(landlock) = plan.landlock.as_ref().filter(|landlock| landlock.handle_files) {
         let rights = || landlock.paths.iter().filter(|rule| seen_at.starts_with(&rule.path)).map(|rule| rule.rights);
-        if rights().next().is_none() {
+        if !rights().any(|rights| matches!(rights, PathRights::Read | PathRights::Write | PathRights::Device)) {
             sight.read.push(Layer::Landlock);
         }
         if !rights().any(|rights| matches!(rights, PathRights::Write | PathRights::Device)) {

@@ -185,8 +185,8 @@ pub(crate) enum Advise {
 pub(crate) struct PolicyArgs {
     /// Profile to start from: a name (see `profiles list`) or a file
     #[arg(long, value_name = "NAME|FILE")]
-    pub(crate) profile: Option<OsString>,
-    /// Which of the profile's sources the command acts for
+    pub(crate) profile: Option<String>,
+    /// What the command acts for (cli, webhook, cron, ...); chooses a profile when none is named
     #[arg(long, value_name = "NAME")]
     pub(crate) source: Option<String>,
     /// Directory to work in [default: the current one]
