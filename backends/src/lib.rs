@@ -6,6 +6,7 @@
 
 pub mod explain;
 pub mod host;
+pub mod local;
 pub mod plan;
 pub mod step;
 pub mod survey;

@@ -1,0 +1,3 @@
+//! The local backend: namespaces, Landlock and seccomp.
+
+pub mod seccomp;
