@@ -170,11 +170,9 @@ impl Session<'_> {
         }
         loop {
             let (event, signal, output, input) = self.poll()?;
-            if output && self.relay.as_mut().is_some_and(|relay| {
+            if output && let Some(relay) = &mut self.relay {
                 relay.flush();
-                !relay.copy_output()
-            }) {
-                self.relay = self.relay.take().map(closed);
+                relay.copy_output();
             }
             if input && self.relay.as_mut().is_some_and(|relay| !relay.take_input()) {
                 self.forward(Signal::SIGHUP)?;
@@ -199,20 +197,25 @@ impl Session<'_> {
             PollTimeout::try_from(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
         });
         let input = std::io::stdin();
-        let mut fds = vec![PollFd::new(self.sandbox.as_fd(), PollFlags::POLLIN), PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-        if let Some(relay) = &self.relay {
-            let room = if relay.has_pending() { PollFlags::POLLOUT } else { PollFlags::empty() };
-            fds.push(PollFd::new(relay.master(), PollFlags::POLLIN | room));
-            if relay.wants_input() {
-                fds.push(PollFd::new(input.as_fd(), PollFlags::POLLIN));
-            }
+        let relay = self.relay.as_ref();
+        let master = relay.and_then(Relay::master);
+        let typed = relay.is_some_and(Relay::wants_input);
+        let mut fds =
+            vec![PollFd::new(self.sandbox.as_fd(), PollFlags::POLLIN), PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        if typed {
+            fds.push(PollFd::new(input.as_fd(), PollFlags::POLLIN));
+        }
+        if let Some(master) = master {
+            let room = if relay.is_some_and(Relay::has_pending) { PollFlags::POLLOUT } else { PollFlags::empty() };
+            fds.push(PollFd::new(master, PollFlags::POLLIN | room));
         }
         match poll(&mut fds, timeout) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(Error::setup(format!("cannot wait for the sandbox: {}", errno.desc()))),
         }
         let ready = |n: usize| fds.get(n).and_then(PollFd::revents).is_some_and(|events| !events.is_empty());
-        Ok((ready(0), ready(1), ready(2), ready(3)))
+        let output = 2 + usize::from(typed);
+        Ok((ready(0), ready(1), ready(output), typed && ready(2)))
     }
 
     /// One event from init; the exit status when the job has ended.
@@ -346,12 +349,6 @@ impl Session<'_> {
             _ => Ok(()),
         }
     }
-}
-
-/// The job has closed its terminal: nothing more to copy, but its modes are still ours to restore.
-fn closed(mut relay: Relay) -> Relay {
-    relay.leave();
-    relay
 }
 
 /// The error for a step of the set-up or of the start.

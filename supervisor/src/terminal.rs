@@ -22,6 +22,7 @@ pub(crate) struct Relay {
     raw: bool,
     pending: VecDeque<u8>,
     input_open: bool,
+    output_open: bool,
 }
 
 impl Relay {
@@ -31,7 +32,7 @@ impl Relay {
         fcntl(&master, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         let input = std::io::stdin();
         let modes = if input.is_terminal() { tcgetattr(&input).ok() } else { None };
-        let relay = Self { master, raw: false, pending: VecDeque::new(), input_open: modes.is_some(), modes };
+        let relay = Self { master, raw: false, pending: VecDeque::new(), input_open: modes.is_some(), output_open: true, modes };
         if let Some(mut inner) = with_outer(|outer| tcgetattr(outer).ok()) {
             if relay.modes.is_none() {
                 // Nobody makes the outer terminal raw then, and it translates newlines already.
@@ -69,9 +70,9 @@ impl Relay {
         self.raw = false;
     }
 
-    /// The descriptor to wait on for the job's output, and for room when input is pending.
-    pub(crate) fn master(&self) -> BorrowedFd<'_> {
-        self.master.as_fd()
+    /// The descriptor to wait on for the job's output, and for room when input is pending; `None` once it is closed.
+    pub(crate) fn master(&self) -> Option<BorrowedFd<'_>> {
+        self.output_open.then(|| self.master.as_fd())
     }
 
     /// Is there anything to write to the job?
@@ -110,16 +111,15 @@ impl Relay {
         }
     }
 
-    /// Copies what the job wrote. False when its terminal is closed.
-    pub(crate) fn copy_output(&self) -> bool {
+    /// Copies what the job wrote.
+    pub(crate) fn copy_output(&mut self) {
         let mut buffer = [0; 16 * 1024];
-        match read(&self.master, &mut buffer) {
-            Ok(0) => false,
-            Ok(n) => with_outer(|outer| write_all(outer, &buffer[..n]).ok()).is_some(),
+        self.output_open = match read(&self.master, &mut buffer) {
+            Ok(n @ 1..) => with_outer(|outer| write_all(outer, &buffer[..n]).ok()).is_some(),
             Err(Errno::EAGAIN | Errno::EINTR) => true,
             // EIO: the last slave was closed.
-            Err(_) => false,
-        }
+            Ok(_) | Err(_) => false,
+        };
     }
 
     /// Copies what is left after the job's end.
