@@ -4,4 +4,8 @@
 
 #![allow(unsafe_code)]
 
+pub mod fd;
+pub mod mount;
+pub mod process;
+pub mod thread;
 pub mod probe;
