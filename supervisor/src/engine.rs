@@ -4,9 +4,8 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use hermes_backends::explain::CallAnswer;
 use hermes_backends::host::Host;
-use hermes_backends::plan::{Plan, SeccompPlan};
+use hermes_backends::plan::Plan;
 use hermes_backends::survey::Survey;
 use hermes_profiles::{Caller, Policy};
 
@@ -41,11 +40,6 @@ pub(crate) fn survey_also(_survey: &mut Survey, _paths: &[&Path]) {}
 /// The plan. `args` has the wishes that are no part of the policy: `tier` and `user`.
 pub(crate) fn compile(_policy: &Policy, _host: &Host, _survey: &Survey, _args: &PolicyArgs) -> Result<Plan, Error> {
     Err(not_connected())
-}
-
-/// What the system call filter of a plan answers to a call.
-pub(crate) fn call_answer(_plan: &SeccompPlan, _name: &str) -> Option<CallAnswer> {
-    None
 }
 
 /// Runs a command in a sandbox and returns the exit status.
