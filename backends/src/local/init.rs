@@ -128,7 +128,7 @@ fn start_broker(listener: OwnedFd, setup: &Setup) -> Result<(), StepError> {
     };
     std::thread::Builder::new()
         .name("hermes-broker".to_owned())
-        .spawn(move || broker::run(listener, config))
+        .spawn(move || broker::run(listener, &config))
         .map(drop)
         .at(Step::Broker)
 }

@@ -394,3 +394,36 @@ extern "C" fn job_main(argument: *mut libc::c_void) -> libc::c_int {
     unsafe { libc::syscall(libc::SYS_exit_group, 127) };
     unreachable!("exit_group returned")
 }
+
+/// A user namespace with one mapped user, for id-mapped mounts. Only root can make one for another user.
+pub fn user_namespace(user: OneUser) -> Result<std::os::fd::OwnedFd, Errno> {
+    use nix::fcntl::{AT_FDCWD, OFlag, openat};
+    use nix::sys::signal::{Signal, kill};
+    use nix::sys::stat::Mode;
+
+    extern "C" fn wait_to_be_killed(_: *mut libc::c_void) -> libc::c_int {
+        loop {
+            // SAFETY: no arguments.
+            unsafe { libc::syscall(libc::SYS_rt_sigsuspend, &0u64, 8) };
+        }
+    }
+    let mut stack = Stack::new();
+    // Not vfork: the child has to wait while its maps are written. It gets a copy of the memory and touches none.
+    // SAFETY: without CLONE_VM the child runs on its own copy of `stack`.
+    let pid = Errno::result(unsafe {
+        libc::clone(wait_to_be_killed, stack.top(), libc::CLONE_NEWUSER | libc::SIGCHLD, std::ptr::null_mut())
+    })?;
+    let namespace = || {
+        let write = |file: &str, inside, outside| {
+            std::fs::write(format!("/proc/{pid}/{file}"), MapLine::new(inside, outside).bytes())
+                .map_err(|e| Errno::from_raw(e.raw_os_error().unwrap_or(libc::EIO)))
+        };
+        write("uid_map", user.uid, user.host_uid)?;
+        write("gid_map", user.gid, user.host_gid)?;
+        openat(AT_FDCWD, format!("/proc/{pid}/ns/user").as_str(), OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
+    };
+    let result = namespace();
+    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    let _ = nix::sys::wait::waitpid(Pid::from_raw(pid), None);
+    result
+}
