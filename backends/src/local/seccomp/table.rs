@@ -22,11 +22,7 @@ struct Call {
 
 macro_rules! call {
     ($name:ident) => {
-        Call {
-            name: stringify!($name),
-            x86_64: x86_64::Sysno::$name as u32,
-            aarch64: Some(aarch64::Sysno::$name as u32),
-        }
+        Call { name: stringify!($name), x86_64: x86_64::Sysno::$name as u32, aarch64: Some(aarch64::Sysno::$name as u32) }
     };
     (x86 $name:ident) => {
         Call { name: stringify!($name), x86_64: x86_64::Sysno::$name as u32, aarch64: None }
@@ -124,10 +120,11 @@ pub(super) fn rulings(plan: &SeccompPlan, arch: Arch) -> Vec<Ruling> {
         Arch::Aarch64 => call.aarch64,
     };
     let mut rulings = Vec::with_capacity(128);
-    let denials = ALWAYS
-        .iter()
-        .chain(if plan.nested_sandbox { &[] } else { UNLESS_NESTED })
-        .chain(if plan.deny_ipc { WITHOUT_IPC_NAMESPACE } else { &[] });
+    let denials = ALWAYS.iter().chain(if plan.nested_sandbox { &[] } else { UNLESS_NESTED }).chain(if plan.deny_ipc {
+        WITHOUT_IPC_NAMESPACE
+    } else {
+        &[]
+    });
     for &Denial { call, errno, reason } in denials {
         if let Some(number) = number(call) {
             rulings.push(Ruling { name: call.name, number, cases: Vec::new(), otherwise: Errno(errno), reason });
@@ -152,7 +149,8 @@ pub(super) fn rulings(plan: &SeccompPlan, arch: Arch) -> Vec<Ruling> {
     rule(call!(personality), vec![harmless, query], Errno(EPERM), reason);
 
     let reason = "types into the terminal, or loads a line discipline";
-    let refused = [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD].map(|request| case([word(1, Eq, request as u32)], Errno(EPERM)));
+    let refused =
+        [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD].map(|request| case([word(1, Eq, request as u32)], Errno(EPERM)));
     rule(call!(ioctl), refused.into(), Allow, reason);
 
     let reason = "acts on other processes of the same user, which Landlock does not cover; 0 means the caller";
