@@ -98,6 +98,8 @@ const QUERY_PERSONA: u32 = 0xffff_ffff;
 /// `SOCK_TYPE_MASK` of `linux/net.h`: what remains of `type` is flags.
 const TYPE: u64 = 0xf;
 
+#[allow(clippy::unnecessary_cast)] // a c_int in musl, unsigned in glibc
+const PRIO_PROCESS: u32 = libc::PRIO_PROCESS as u32;
 /// `IOPRIO_WHO_PROCESS` of `linux/ioprio.h`.
 const IOPRIO_WHO_PROCESS: u32 = 1;
 
@@ -158,7 +160,7 @@ pub(super) fn rulings(plan: &SeccompPlan, arch: Arch) -> Vec<Ruling> {
     }
     // Without an IPC namespace there is no process namespace either: the two tiers differ in both.
     if plan.deny_ipc {
-        for (call, oneself) in [(call!(setpriority), libc::PRIO_PROCESS as u32), (call!(ioprio_set), IOPRIO_WHO_PROCESS)] {
+        for (call, oneself) in [(call!(setpriority), PRIO_PROCESS), (call!(ioprio_set), IOPRIO_WHO_PROCESS)] {
             rule(call, vec![case([word(0, Eq, oneself), word(1, Eq, 0)], Allow)], Errno(EPERM), reason);
         }
     }

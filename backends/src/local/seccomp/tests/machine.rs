@@ -22,7 +22,7 @@ impl Call {
             8 | 12 => panic!("the filter looks at the instruction pointer"),
             _ => {
                 let argument = self.arguments[(offset as usize - 16) / 8];
-                if offset % 8 == 0 { argument as u32 } else { (argument >> 32) as u32 }
+                if offset.is_multiple_of(8) { argument as u32 } else { (argument >> 32) as u32 }
             }
         }
     }
@@ -34,7 +34,7 @@ pub(super) fn check(program: &[sock_filter]) {
     for (at, instruction) in program.iter().enumerate() {
         let rest = program.len() - at - 1;
         match u32::from(instruction.code) {
-            code if code == BPF_LD | BPF_W | BPF_ABS => assert!(instruction.k % 4 == 0 && instruction.k < 64),
+            code if code == BPF_LD | BPF_W | BPF_ABS => assert!(instruction.k.is_multiple_of(4) && instruction.k < 64),
             code if code == BPF_ALU | BPF_AND | BPF_K || code == BPF_RET | BPF_K => {}
             code if code == BPF_JMP | BPF_JA => assert!((instruction.k as usize) < rest, "{at}: jump out of the program"),
             code if [BPF_JEQ, BPF_JGE, BPF_JGT, BPF_JSET].iter().any(|op| code == BPF_JMP | op | BPF_K) => {
