@@ -63,7 +63,7 @@ static ALWAYS: &[Denial] = denials! {
     EPERM, "acts on the memory of other processes": process_madvise process_mrelease;
     EPERM, "compares kernel objects of processes, which reveals kernel addresses' order": kcmp;
     EPERM, "builds segments for 16-bit and 32-bit code, and has a record of kernel bugs": , x86: modify_ldt;
-    ENOSYS, "is a leftover that no living program uses": , x86: lookup_dcookie uselib ustat sysfs;
+    ENOSYS, "is a leftover that no living program uses": lookup_dcookie, x86: uselib ustat sysfs;
 };
 
 static UNLESS_NESTED: &[Denial] = denials! {
@@ -79,8 +79,8 @@ static WITHOUT_IPC_NAMESPACE: &[Denial] = denials! {
         mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr;
 };
 
-/// Flags of `clone` and `unshare` that make namespaces. The low byte of `clone`'s flags is a signal, so there
-/// `CLONE_NEWTIME` does not exist (`kernel/fork.c`, `legacy_clone_args_valid`).
+/// Flags of `clone` and `unshare` that make namespaces. The low byte of `clone`'s flags is a signal (`CSIGNAL`
+/// in `kernel/fork.c`), so there `CLONE_NEWTIME` does not exist.
 const NEW_NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
