@@ -5,6 +5,7 @@
 //! in `local/sys/`. This room refuses to know how a policy was written and what people are told.
 
 pub mod host;
+pub mod local;
 pub mod plan;
 pub mod step;
 pub mod survey;

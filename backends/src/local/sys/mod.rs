@@ -1,0 +1,3 @@
+//! All unsafe code of the project: thin wrappers of system calls that no library offers.
+
+pub mod notify;
