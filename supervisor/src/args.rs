@@ -119,7 +119,7 @@ pub(crate) enum Profiles {
     /// The text of a profile
     Show {
         /// A name or a file
-        name: OsString,
+        name: String,
         /// Also the text of every profile that it includes
         #[arg(long)]
         includes: bool,
