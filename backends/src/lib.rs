@@ -6,10 +6,12 @@
 
 pub mod compile;
 pub mod explain;
+pub mod closure;
 pub mod host;
 pub mod limits;
 pub mod local;
 pub mod plan;
+pub mod probe;
 pub mod step;
 pub mod survey;
 pub mod wire;

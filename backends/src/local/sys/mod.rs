@@ -8,3 +8,4 @@ pub mod fd;
 pub mod mount;
 pub mod process;
 pub mod thread;
+pub mod probe;
