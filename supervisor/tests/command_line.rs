@@ -77,7 +77,8 @@ fn closed_descriptors_are_no_trouble() {
 
 #[test]
 fn a_reader_that_went_away_is_no_error_and_a_full_disk_is_one() {
-    let mut child = Command::new(PROGRAM).args(["completions", "zsh"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        Command::new(PROGRAM).args(["completions", "zsh"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let mut stderr = String::new();
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
