@@ -219,8 +219,8 @@ pub(crate) struct PolicyArgs {
     /// Start although this guarantee (see `plan`) cannot be given here
     #[arg(long, value_name = "NAME")]
     pub(crate) accept_loss: Vec<String>,
-    /// Use this mechanism and no other
-    #[arg(long, value_name = "TIER")]
+    /// Use this mechanism and no other: namespaces or landlock
+    #[arg(long, value_name = "TIER", hide_possible_values = true)]
     pub(crate) tier: Option<TierArg>,
     /// Keep changes to the workspace in a private layer that ends with the sandbox
     #[arg(long)]
@@ -267,7 +267,7 @@ impl PolicyArgs {
 
 /// Options of `run`.
 #[derive(Debug, Args)]
-#[command(after_help = EXIT_STATUS)]
+#[command(after_help = EXIT_STATUS, override_usage = "hermes-sandbox run [OPTIONS] -- COMMAND [ARGUMENT]...")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
@@ -281,7 +281,10 @@ pub(crate) struct RunArgs {
 
 /// Options of `plan`.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit status: 0 when `run` would start, 125 when it would not.")]
+#[command(
+    override_usage = "hermes-sandbox plan [OPTIONS] [-- COMMAND [ARGUMENT]...]",
+    after_help = "Exit status: 0 when `run` would start, 125 when it would not."
+)]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
@@ -324,7 +327,7 @@ pub(crate) fn parse(argv: Vec<OsString>) -> Result<Parsed, Error> {
 }
 
 fn run_command() -> clap::Command {
-    RunArgs::augment_args(clap::Command::new("run").bin_name("hermes-sandbox run").about("Run a command in a sandbox"))
+    RunArgs::augment_args(clap::Command::new("run").bin_name("hermes-sandbox run")).about("Run a command in a sandbox")
 }
 
 /// The description of the whole command line.

@@ -28,6 +28,6 @@ fn start(args: RunArgs, log: &mut Log) -> Result<u8, Error> {
     let prepared = prepare::prepare(&args.policy, &args.command)?;
     log.announce(&prepared.plan)?;
     prepared.refuse_lost()?;
-    prepared.tell_losses();
+    prepared.tell_losses(args.policy.verbose);
     engine::run(prepared, args.command, log, args.policy.verbose)
 }
