@@ -11,10 +11,12 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getgid, getuid, pipe};
 
@@ -24,20 +26,36 @@ use crate::local::broker::{BrokerConfig, run};
 const PART: &str = "BROKER_TEST_PART";
 const NAME: &str = "BROKER_TEST_NAME";
 const CANNOT: i32 = 77;
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// Plays a part in a process of its own and asserts that every check of it passed.
 fn play(part: &str) {
-    let this = std::env::current_exe().unwrap();
-    let output = Command::new(this)
+    let said = tempfile::NamedTempFile::new().unwrap();
+    let mut process = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "local::sys::notify::tests::part", "--ignored", "--nocapture", "--test-threads=1"])
         .env(PART, part)
         .env(NAME, format!("{}-{part}", std::process::id()))
-        .output()
+        .stdin(std::process::Stdio::null())
+        .stdout(said.reopen().unwrap())
+        .stderr(said.reopen().unwrap())
+        .spawn()
         .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    println!("{text}{}", String::from_utf8_lossy(&output.stderr));
-    match output.status.code() {
-        Some(0) => assert!(text.contains("\nend of part"), "the part ended early"),
+    let start = Instant::now();
+    let status = loop {
+        match process.try_wait().unwrap() {
+            Some(status) => break status.code(),
+            None if start.elapsed() > LONGEST => {
+                // The rest of the play dies with its parent.
+                process.kill().unwrap();
+                break process.wait().unwrap().code();
+            }
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    let text = std::fs::read_to_string(said.path()).unwrap();
+    println!("{text}");
+    match status {
+        Some(0) => assert!(text.contains("\nend of part"), "{part}: ended early"),
         Some(CANNOT) => println!("skipped: {part}: no user namespaces, or no /proc in them, on this machine"),
         other => panic!("{part}: {other:?}"),
     }
@@ -157,6 +175,7 @@ fn host_name() -> Vec<u8> {
 }
 
 fn outer(part: &str, stage: &Stage, port: u16) -> i32 {
+    die_with_parent();
     let (uid, gid) = (getuid(), getgid());
     let mut spaces = CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID;
     if part != "host-network" {
@@ -196,6 +215,7 @@ fn raise_loopback() {
 
 /// Pid 1 of the sandbox.
 fn init(part: &str, stage: &Stage, port: u16) -> i32 {
+    die_with_parent();
     if mounted(stage).is_err() {
         return CANNOT;
     }
@@ -228,7 +248,7 @@ fn init(part: &str, stage: &Stage, port: u16) -> i32 {
         if part == "end" {
             // Orphans of the job are ours.
             while waitpid(None, None).is_ok() {}
-            let start = std::time::Instant::now();
+            let start = Instant::now();
             while !broker.is_finished() && start.elapsed() < Duration::from_secs(2) {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -282,4 +302,9 @@ fn filter_connect() -> OwnedFd {
         let fd = libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program);
         OwnedFd::from_raw_fd(i32::try_from(Errno::result(fd).unwrap()).unwrap())
     }
+}
+
+/// Pid 1's end is the end of all that is inside.
+fn die_with_parent() {
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).unwrap();
 }
