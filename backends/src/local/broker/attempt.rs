@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
@@ -18,8 +19,12 @@ use crate::local::sys::notify::{
     Call, ERESTARTSYS, FileId, Listener, WakeTimer, connect, domain, network_cookie, pidfd_getfd, pidfd_open,
 };
 
-/// How long a connect may hold up the others before it is parked. One within a machine is done at once.
-const PATIENCE: Duration = Duration::from_micros(200);
+/// How long a first attempt may hold up the others before it is parked. One within a machine is done at once, so this
+/// is for the clock: a timer that expires after the scheduler's next tick costs nothing, an earlier one programs the
+/// hardware anew, which in a virtual machine takes longer than the whole connect.
+const PATIENCE: Duration = Duration::from_millis(5);
+/// The same when waiting is likely: for hosts elsewhere, and while others wait already.
+const PATIENCE_SHORT: Duration = Duration::from_micros(200);
 /// The same when it is tried again.
 const PATIENCE_AGAIN: Duration = Duration::from_micros(50);
 const TASKS: usize = 16;
@@ -60,8 +65,14 @@ impl Worker {
         })
     }
 
-    /// Does what the call asks for, if it may be done. The order of the checks is the kernel's (`__sys_connect`).
-    pub(super) fn attempt(&mut self, call: &Call, listener: &Listener, timer: &WakeTimer) -> Result<Progress, Errno> {
+    /// Does what the call asks for, if it may be done; `crowd` says that other connects wait. The order of the checks is the kernel's (`__sys_connect`).
+    pub(super) fn attempt(
+        &mut self,
+        call: &Call,
+        listener: &Listener,
+        timer: &WakeTimer,
+        crowd: bool,
+    ) -> Result<Progress, Errno> {
         if call.number != libc::SYS_connect {
             return Err(Errno::ENOSYS);
         }
@@ -108,7 +119,7 @@ impl Worker {
             libc::AF_INET | libc::AF_INET6 | libc::AF_NETLINK => {}
             _ => return Err(Errno::EACCES),
         }
-        match bounded(&connect, timer, PATIENCE) {
+        match bounded(&connect, timer, self.patience(&connect, crowd)) {
             None => Ok(Progress::Waiting(connect)),
             Some(result) => result.map(|()| Progress::Done),
         }
@@ -136,6 +147,11 @@ impl Worker {
             Interruption::Restart => Some(ERESTARTSYS),
             Interruption::Interrupt => Some(libc::EINTR),
         }
+    }
+
+    fn patience(&self, connect: &Connect, crowd: bool) -> Duration {
+        let blocks = || fcntl(&connect.socket, FcntlArg::F_GETFL).is_ok_and(|flags| flags & OFlag::O_NONBLOCK.bits() == 0);
+        if crowd || !self.own_network && connect.pollable && blocks() { PATIENCE_SHORT } else { PATIENCE }
     }
 
     /// A duplicate of the job's descriptor.

@@ -156,7 +156,7 @@ impl Broker {
     }
 
     fn handle(&mut self, call: &Call) {
-        let answer = match self.worker.attempt(call, &self.listener, &self.timer) {
+        let answer = match self.worker.attempt(call, &self.listener, &self.timer, !self.parked.is_empty()) {
             Ok(Progress::Done) => 0,
             Ok(Progress::Waiting(connect)) if self.parked.len() < MOST => {
                 self.parked.push(Parked::new(connect, Instant::now()));
