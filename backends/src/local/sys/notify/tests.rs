@@ -11,17 +11,19 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
+use nix::sys::socket::{AddressFamily as Family, SockType};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getgid, getuid, pipe};
 
 use super::*;
-use crate::local::broker::{BrokerConfig, run};
+use crate::local::broker::{Broker, BrokerConfig, Reason, Refusal};
 
 const PART: &str = "BROKER_TEST_PART";
 const NAME: &str = "BROKER_TEST_NAME";
@@ -113,7 +115,11 @@ fn costs() {
 #[ignore = "played by the other tests"]
 fn part() {
     let Ok(part) = std::env::var(PART) else { return };
-    let code = if let Some(path) = part.strip_prefix("undumpable:") { job::undumpable(path) } else { host(&part) };
+    let code = match part.split_once(':') {
+        Some(("undumpable", path)) => job::undumpable(path),
+        Some(("nested", dir)) => wait_for(child(|| job::nested(Path::new(dir)))),
+        _ => host(&part),
+    };
     exit(code);
 }
 
@@ -145,6 +151,8 @@ fn wait_for(child: Pid) -> i32 {
 /// What lies in the directory that host and sandbox share.
 struct Stage {
     dir: PathBuf,
+    /// A unix and a UDP socket made in the network namespace outside, as if handed in.
+    foreign: [OwnedFd; 2],
 }
 
 impl Stage {
@@ -156,8 +164,12 @@ impl Stage {
 /// The host's side: sockets in a directory that the sandbox sees, and the sandbox's outer process.
 fn host(part: &str) -> i32 {
     let dir = tempfile::Builder::new().prefix("broker").tempdir_in("/tmp").unwrap();
-    let stage = Stage { dir: dir.path().to_owned() };
-    std::fs::create_dir(stage.path("private")).unwrap();
+    let foreign = [job::open(Family::Unix, SockType::Stream), job::open(Family::Inet, SockType::Datagram)];
+    let stage = Stage { dir: dir.path().to_owned(), foreign };
+    for name in ["private", "lower", "overlay"] {
+        std::fs::create_dir(stage.path(name)).unwrap();
+    }
+    let _lower = UnixListener::bind(stage.path("lower/host.sock")).unwrap();
     let _listener = UnixListener::bind(stage.path("host.sock")).unwrap();
     let _datagram = UnixDatagram::bind(stage.path("host-dgram.sock")).unwrap();
     let _granted = UnixListener::bind(stage.path("granted.sock")).unwrap();
@@ -197,7 +209,18 @@ fn mounted(stage: &Stage) -> nix::Result<()> {
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
     mount(Some(&stage.dir), &stage.dir, none, MsFlags::MS_BIND, none)?;
     mount(Some("tmpfs"), &stage.path("private"), Some("tmpfs"), MsFlags::empty(), none)?;
+    // Not every kernel lets a user namespace do this; the checks look for the socket of the lower layer.
+    let _ = overlay(stage);
     mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none)
+}
+
+fn overlay(stage: &Stage) -> nix::Result<()> {
+    for name in ["private/upper", "private/work"] {
+        std::fs::create_dir(stage.path(name)).map_err(|_| Errno::EIO)?;
+    }
+    let dir = stage.dir.display();
+    let layers = format!("userxattr,lowerdir={dir}/lower,upperdir={dir}/private/upper,workdir={dir}/private/work");
+    mount(Some("overlay"), &stage.path("overlay"), Some("overlay"), MsFlags::empty(), Some(layers.as_str()))
 }
 
 fn raise_loopback() {
@@ -239,12 +262,16 @@ fn init(part: &str, stage: &Stage, port: u16) -> i32 {
     if std::fs::File::from(from_job).read_exact(&mut number).is_ok() {
         let task = pidfd_open(job.as_raw(), false).unwrap();
         let listener = pidfd_getfd(task.as_fd(), i32::from_ne_bytes(number)).unwrap();
-        let inside = identify(None, job::c_path(&stage.path("private")).as_c_str()).unwrap();
-        let private_devices = if part == "rules" { vec![] } else { vec![inside.device] };
+        let device = |name| identify(None, job::c_path(&stage.path(name)).as_c_str()).unwrap().device;
+        let private_devices = if part == "rules" { vec![] } else { vec![device("private"), device("overlay")] };
         let config = BrokerConfig { own_network, granted: vec![stage.path("granted.sock")], private_devices };
         std::fs::File::from(to_job).write_all(b"k").unwrap();
-        let broker = std::thread::spawn(move || run(listener, &config));
-        let code = wait_for(job);
+        let (notes, refusals) = sync_channel(100);
+        let broker = std::thread::spawn(move || Broker::new(listener, &config).map(|it| it.tell(notes).serve()));
+        let mut code = wait_for(job);
+        if let "rules" | "host-network" = part {
+            code += job::told(stage, &refusals.try_iter().collect::<Vec<_>>());
+        }
         if part == "end" {
             // Orphans of the job are ours.
             while waitpid(None, None).is_ok() {}

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, kill, sigaction};
-use nix::sys::socket::{self, AddressFamily as Family, Backlog, SockFlag, SockType, UnixAddr};
+use nix::sys::socket::{self, Backlog, SockFlag, UnixAddr};
 
 use super::*;
 
@@ -27,7 +27,7 @@ pub(super) fn listen_abstract(name: &[u8]) -> OwnedFd {
     fd
 }
 
-fn open(family: Family, kind: SockType) -> OwnedFd {
+pub(super) fn open(family: Family, kind: SockType) -> OwnedFd {
     socket::socket(family, kind, SockFlag::SOCK_CLOEXEC, None).unwrap()
 }
 
@@ -190,13 +190,59 @@ fn rules(checks: &mut Checks, stage: &Stage, hand_over: &mut dyn FnMut()) {
     std::fs::rename(p("linked-host"), p("in.sock")).unwrap();
     checks.is("the host's socket under the name of an own one", dial(STREAM, p("in.sock")), refused);
 
-    let part = format!("undumpable:{}", p("private/s").display());
-    let status = Command::new(std::env::current_exe().unwrap())
+    in_the_overlay(checks, stage);
+    let [unix, udp] = &stage.foreign;
+    checks.is("a unix socket of a network outside", to(unix, &p("private/s")), refused);
+    checks.is("a UDP socket of a network outside", connect(udp.as_fd(), &loopback(9)), refused);
+    checks.holds("a job that is not dumpable reaches its own socket", exec(&format!("undumpable:{}", p("private/s").display())));
+    std::os::unix::fs::symlink("/private/s", p("rooted")).unwrap();
+    checks.holds("a job in another root", exec(&format!("nested:{}", stage.dir.display())));
+}
+
+/// On an overlay st_dev is not the superblock's, and the sockets of its lower layer are other files than the host's.
+fn in_the_overlay(checks: &mut Checks, stage: &Stage) {
+    if !stage.path("overlay/host.sock").exists() {
+        println!("# skipped: no overlay in a user namespace");
+        return;
+    }
+    let _own = bind(STREAM, &stage.path("overlay/own.sock"), 5);
+    checks.is("own on an overlay", dial(STREAM, stage.path("overlay/own.sock")), OK);
+    checks.is("host on an overlay's lower layer", dial(STREAM, stage.path("overlay/host.sock")), Err(Errno::ECONNREFUSED));
+    checks.is("host on the layer itself", dial(STREAM, stage.path("lower/host.sock")), Err(Errno::EACCES));
+}
+
+/// The refusals that the broker told.
+pub(super) fn told(stage: &Stage, refusals: &[Refusal]) -> i32 {
+    let host = stage.path("host.sock");
+    let of_path = |r: &Refusal| r.reason == Reason::HostSocket && r.name == host.as_os_str().as_bytes() && r.tid > 0;
+    let other = |r: &Refusal| matches!(r.reason, Reason::AbstractName | Reason::ForeignNetwork);
+    report("refusals are told", refusals.iter().any(of_path) && refusals.iter().any(other))
+}
+
+/// Plays a part in a program of its own, still under the filter.
+fn exec(part: &str) -> bool {
+    Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "local::sys::notify::tests::part", "--ignored", "--nocapture", "--test-threads=1"])
         .env(PART, part)
         .status()
-        .unwrap();
-    checks.holds("a job that is not dumpable reaches its own socket", status.success());
+        .unwrap()
+        .success()
+}
+
+/// A sandbox inside the sandbox, with the shared directory as its root.
+pub(super) fn nested(dir: &Path) -> i32 {
+    let mut checks = Checks { failed: 0 };
+    checks.holds("namespaces inside", unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).is_ok());
+    nix::unistd::chroot(dir).unwrap();
+    std::env::set_current_dir("/private").unwrap();
+    checks.is("own, absolute in another root", dial(STREAM, "/private/s"), OK);
+    checks.is("own, by an absolute symlink in another root", dial(STREAM, "/rooted"), OK);
+    checks.is("own, above another root", dial(STREAM, "/../../private/s"), OK);
+    checks.is("own, relative in another root", dial(STREAM, "s"), OK);
+    checks.is("host, absolute in another root", dial(STREAM, "/host.sock"), Err(Errno::EACCES));
+    checks.is("outside of the working directory in another root", dial(STREAM, "../private/s"), Err(Errno::EACCES));
+    checks.is("missing in another root", dial(STREAM, "/tmp"), Err(Errno::ENOENT));
+    checks.failed
 }
 
 pub(super) fn undumpable(path: &str) -> i32 {
@@ -479,6 +525,7 @@ fn host_network(checks: &mut Checks, stage: &Stage, port: u16, hand_over: &mut d
     checks.is("stale on a private file system", dial(STREAM, p("private/stale.sock")), Err(Errno::ECONNREFUSED));
     checks.is("own on a shared file system", dial(STREAM, p("shared.sock")), Err(Errno::EACCES));
     checks.is("host port", host_inet(), OK);
+    in_the_overlay(checks, stage);
 }
 
 const TRIES: usize = 5000;
