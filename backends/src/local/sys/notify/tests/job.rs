@@ -3,10 +3,9 @@
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::time::Instant;
 
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, sigaction};
-use nix::sys::socket::{self, AddressFamily as Family, Backlog, SockFlag, SockType, UnixAddr};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, kill, sigaction};
+use nix::sys::socket::{self, Backlog, SockFlag, UnixAddr};
 
 use super::*;
 
@@ -28,7 +27,7 @@ pub(super) fn listen_abstract(name: &[u8]) -> OwnedFd {
     fd
 }
 
-fn open(family: Family, kind: SockType) -> OwnedFd {
+pub(super) fn open(family: Family, kind: SockType) -> OwnedFd {
     socket::socket(family, kind, SockFlag::SOCK_CLOEXEC, None).unwrap()
 }
 
@@ -191,13 +190,59 @@ fn rules(checks: &mut Checks, stage: &Stage, hand_over: &mut dyn FnMut()) {
     std::fs::rename(p("linked-host"), p("in.sock")).unwrap();
     checks.is("the host's socket under the name of an own one", dial(STREAM, p("in.sock")), refused);
 
-    let part = format!("undumpable:{}", p("private/s").display());
-    let status = Command::new(std::env::current_exe().unwrap())
+    in_the_overlay(checks, stage);
+    let [unix, udp] = &stage.foreign;
+    checks.is("a unix socket of a network outside", to(unix, &p("private/s")), refused);
+    checks.is("a UDP socket of a network outside", connect(udp.as_fd(), &loopback(9)), refused);
+    checks.holds("a job that is not dumpable reaches its own socket", exec(&format!("undumpable:{}", p("private/s").display())));
+    std::os::unix::fs::symlink("/private/s", p("rooted")).unwrap();
+    checks.holds("a job in another root", exec(&format!("nested:{}", stage.dir.display())));
+}
+
+/// On an overlay st_dev is not the superblock's, and the sockets of its lower layer are other files than the host's.
+fn in_the_overlay(checks: &mut Checks, stage: &Stage) {
+    if !stage.path("overlay/host.sock").exists() {
+        println!("# skipped: no overlay in a user namespace");
+        return;
+    }
+    let _own = bind(STREAM, &stage.path("overlay/own.sock"), 5);
+    checks.is("own on an overlay", dial(STREAM, stage.path("overlay/own.sock")), OK);
+    checks.is("host on an overlay's lower layer", dial(STREAM, stage.path("overlay/host.sock")), Err(Errno::ECONNREFUSED));
+    checks.is("host on the layer itself", dial(STREAM, stage.path("lower/host.sock")), Err(Errno::EACCES));
+}
+
+/// The refusals that the broker told.
+pub(super) fn told(stage: &Stage, refusals: &[Refusal]) -> i32 {
+    let host = stage.path("host.sock");
+    let of_path = |r: &Refusal| r.reason == Reason::HostSocket && r.name == host.as_os_str().as_bytes() && r.tid > 0;
+    let other = |r: &Refusal| matches!(r.reason, Reason::AbstractName | Reason::ForeignNetwork);
+    report("refusals are told", refusals.iter().any(of_path) && refusals.iter().any(other))
+}
+
+/// Plays a part in a program of its own, still under the filter.
+fn exec(part: &str) -> bool {
+    Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "local::sys::notify::tests::part", "--ignored", "--nocapture", "--test-threads=1"])
         .env(PART, part)
         .status()
-        .unwrap();
-    checks.holds("a job that is not dumpable reaches its own socket", status.success());
+        .unwrap()
+        .success()
+}
+
+/// A sandbox inside the sandbox, with the shared directory as its root.
+pub(super) fn nested(dir: &Path) -> i32 {
+    let mut checks = Checks { failed: 0 };
+    checks.holds("namespaces inside", unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).is_ok());
+    nix::unistd::chroot(dir).unwrap();
+    std::env::set_current_dir("/private").unwrap();
+    checks.is("own, absolute in another root", dial(STREAM, "/private/s"), OK);
+    checks.is("own, by an absolute symlink in another root", dial(STREAM, "/rooted"), OK);
+    checks.is("own, above another root", dial(STREAM, "/../../private/s"), OK);
+    checks.is("own, relative in another root", dial(STREAM, "s"), OK);
+    checks.is("host, absolute in another root", dial(STREAM, "/host.sock"), Err(Errno::EACCES));
+    checks.is("outside of the working directory in another root", dial(STREAM, "../private/s"), Err(Errno::EACCES));
+    checks.is("missing in another root", dial(STREAM, "/tmp"), Err(Errno::ENOENT));
+    checks.failed
 }
 
 pub(super) fn undumpable(path: &str) -> i32 {
@@ -302,8 +347,8 @@ fn waiting(checks: &mut Checks, stage: &Stage, hand_over: &mut dyn FnMut()) {
     let _listener = bind(STREAM, &p("in.sock"), 100);
     let full = bind(STREAM, &p("full.sock"), 0);
     hand_over();
-    let _fills = open(Family::Unix, STREAM);
-    checks.is("the backlog takes one", to(&_fills, &p("full.sock")), OK);
+    let first = open(Family::Unix, STREAM);
+    checks.is("the backlog takes one", to(&first, &p("full.sock")), OK);
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let fd = socket::socket(Family::Unix, STREAM, flags, None).unwrap();
     checks.is("full backlog, non-blocking", to(&fd, &p("full.sock")), Err(Errno::EAGAIN));
@@ -322,8 +367,6 @@ fn waiting(checks: &mut Checks, stage: &Stage, hand_over: &mut dyn FnMut()) {
     println!("# waited {} ms for 120", ms(start));
     checks.failed += wait_for(other);
 
-    let _fills = open(Family::Unix, STREAM);
-    let _ = to(&_fills, &p("full.sock"));
     let start = Instant::now();
     alarm_in(50, SaFlags::empty());
     checks.is("a signal interrupts", dial(STREAM, p("full.sock")), Err(Errno::EINTR));
@@ -339,8 +382,6 @@ fn waiting(checks: &mut Checks, stage: &Stage, hand_over: &mut dyn FnMut()) {
     checks.holds("  after the server accepted", (130..600).contains(&ms(start)));
     checks.failed += wait_for(other);
 
-    let _fills = open(Family::Unix, STREAM);
-    let _ = to(&_fills, &p("full.sock"));
     let fd = open(Family::Unix, STREAM);
     let limit = nix::sys::time::TimeVal::new(0, 80_000);
     socket::setsockopt(&fd, socket::sockopt::SendTimeout, &limit).unwrap();
@@ -438,19 +479,22 @@ fn inet(checks: &mut Checks, hand_over: &mut dyn FnMut()) {
     alarm_in(50, SaFlags::empty());
     checks.is("full queue, a signal interrupts", connect(fd.as_fd(), &to_full), Err(Errno::EINTR));
     checks.holds("  in time", (40..250).contains(&ms(start)));
+    drop(fd);
     let fd = open(Family::Inet, STREAM);
     socket::setsockopt(&fd, socket::sockopt::SendTimeout, &nix::sys::time::TimeVal::new(0, 80_000)).unwrap();
     let start = Instant::now();
     checks.is("full queue, SO_SNDTIMEO", connect(fd.as_fd(), &to_full), Err(Errno::EINPROGRESS));
     checks.holds("  in time", (75..250).contains(&ms(start)));
+    drop(fd);
 
     let other = child(|| {
         std::thread::sleep(Duration::from_millis(100));
         let start = Instant::now();
         let meanwhile = std::net::TcpStream::connect(address).is_ok();
+        let in_time = ms(start) < 50;
         println!("# a connect while another waits: {} us", start.elapsed().as_micros());
-        let _first = full.accept();
-        report("another connect meanwhile", meanwhile && ms(start) < 50)
+        let _taken = [full.accept(), full.accept()];
+        report("another connect meanwhile", meanwhile && in_time)
     });
     let fd = open(Family::Inet, STREAM);
     let start = Instant::now();
@@ -481,10 +525,11 @@ fn host_network(checks: &mut Checks, stage: &Stage, port: u16, hand_over: &mut d
     checks.is("stale on a private file system", dial(STREAM, p("private/stale.sock")), Err(Errno::ECONNREFUSED));
     checks.is("own on a shared file system", dial(STREAM, p("shared.sock")), Err(Errno::EACCES));
     checks.is("host port", host_inet(), OK);
+    in_the_overlay(checks, stage);
 }
 
 const TRIES: usize = 5000;
-const LONGEST: Duration = Duration::from_secs(20);
+const ENOUGH: Duration = Duration::from_secs(20);
 
 /// A thread swaps the descriptor between a TCP and a unix socket while connects to the host's path are on their way.
 fn race_socket(checks: &mut Checks, stage: &Stage, hand_over: &mut dyn FnMut()) {
@@ -506,7 +551,7 @@ fn race_socket(checks: &mut Checks, stage: &Stage, hand_over: &mut dyn FnMut()) 
                 }
             }
         });
-        while tries < TRIES && start.elapsed() < LONGEST {
+        while tries < TRIES && start.elapsed() < ENOUGH {
             tries += 1;
             looked_inet += usize::from(raw(number, target.as_ptr() as usize, target.len() as u32) == Err(Errno::EAFNOSUPPORT));
             reached += usize::from(socket::getpeername::<UnixAddr>(unix.as_raw_fd()).is_ok());
@@ -542,7 +587,7 @@ fn race_address(checks: &mut Checks, stage: &Stage, hand_over: &mut dyn FnMut())
                 }
             }
         });
-        while tries < TRIES && start.elapsed() < LONGEST {
+        while tries < TRIES && start.elapsed() < ENOUGH {
             tries += 1;
             let fd = open(Family::Unix, STREAM);
             let _ = raw(fd.as_raw_fd(), shared.as_ptr() as usize, shared.len() as u32);
