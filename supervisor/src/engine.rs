@@ -1,0 +1,85 @@
+//! The seam to the backends: everything of theirs that this crate calls.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+use hermes_backends::compile::files::paths_of;
+use hermes_backends::compile::{Choices, compile as compile_plan};
+use hermes_backends::host::Host;
+use hermes_backends::limits::TreeLimits;
+use hermes_backends::limits::cgroup::Cgroup;
+use hermes_backends::plan::{Enforcer, Plan, Tier};
+use hermes_backends::survey::Survey;
+use hermes_backends::{local, probe};
+use hermes_profiles::{Caller, Policy};
+
+use crate::args::{PolicyArgs, TierArg};
+use crate::error::{Error, Kind};
+use crate::events::Log;
+use crate::prepare::Prepared;
+use crate::supervise;
+
+/// The first process of a sandbox; called before anything else, with `init` as the only argument.
+pub(crate) fn init() -> ExitCode {
+    ExitCode::from(local::init::main() as u8)
+}
+
+/// What this machine can enforce, from the cache of this boot when there is one.
+pub(crate) fn measure(cache_dir: Option<&Path>) -> Host {
+    match cache_dir {
+        Some(dir) => probe::cached(dir),
+        None => probe::probe(),
+    }
+}
+
+/// What this machine can enforce, measured now.
+pub(crate) fn measure_now() -> Host {
+    probe::probe()
+}
+
+/// What the policy's paths are on this machine.
+pub(crate) fn survey(policy: &Policy) -> Survey {
+    hermes_backends::survey::survey(paths_of(policy))
+}
+
+/// Adds what `paths` are to a survey.
+pub(crate) fn survey_also(survey: &mut Survey, paths: &[&Path]) {
+    let more = hermes_backends::survey::survey(paths.iter().copied());
+    for path in paths {
+        survey.insert(*path, more.get(path).clone());
+    }
+}
+
+/// The plan. `args` has the wishes that are no part of the policy.
+pub(crate) fn compile(
+    policy: &Policy,
+    host: &Host,
+    survey: &Survey,
+    args: &PolicyArgs,
+    caller: &Caller,
+) -> Result<Plan, Error> {
+    let tier = args.tier.map(|tier| match tier {
+        TierArg::Namespaces => Tier::Namespaces,
+        TierArg::Landlock => Tier::Landlock,
+    });
+    let choices = Choices { tier, cwd: Some(&caller.cwd), scratch: None };
+    compile_plan(policy, host, survey, choices).map_err(|error| Error::new(Kind::Policy, error.to_string()))
+}
+
+/// Runs a command in a sandbox and returns the exit status.
+pub(crate) fn run(prepared: Prepared, command: Vec<OsString>, log: &mut Log) -> Result<u8, Error> {
+    let limits = &prepared.plan.limits;
+    let by_cgroup = |value: Option<u64>, enforcer| value.filter(|_| enforcer == Enforcer::Cgroup);
+    let tree = TreeLimits {
+        memory: by_cgroup(limits.memory, limits.memory_by),
+        processes: by_cgroup(limits.processes, limits.processes_by),
+        cpu_percent: limits.cpu_percent,
+    };
+    let group = match tree.is_empty() {
+        true => None,
+        false => Some(Cgroup::create(&prepared.host.cgroup, &tree).map_err(|error| Error::setup(error.to_string()))?),
+    };
+    let procs: Vec<_> = group.iter().flat_map(Cgroup::procs).collect();
+    supervise::run(&prepared.plan, &command, prepared.environment.passed, &procs, log)
+}

@@ -1,0 +1,113 @@
+//! What `run`, `plan` and `explain` have in common: from the command line to a plan. Nothing is changed on the machine.
+
+use std::ffi::OsString;
+
+use hermes_backends::host::Host;
+use hermes_backends::plan::{Lost, Plan};
+use hermes_backends::survey::Survey;
+use hermes_profiles::environment::{self, Environment};
+use hermes_profiles::{Caller, Policy};
+
+use crate::args::PolicyArgs;
+use crate::engine;
+use crate::needs;
+use crate::error::Error;
+use crate::output;
+use crate::request::{self, Disk};
+
+/// A plan and everything it was made from.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) caller: Caller,
+    pub(crate) policy: Policy,
+    pub(crate) host: Host,
+    pub(crate) survey: Survey,
+    pub(crate) plan: Plan,
+    pub(crate) environment: Environment,
+    /// What the caller should be told about how the policy came to be.
+    pub(crate) notices: Vec<String>,
+}
+
+/// The policy alone: needs nothing of the machine but policy files.
+pub(crate) fn policy(args: &PolicyArgs) -> Result<(Caller, hermes_profiles::Resolved), Error> {
+    args.refuse_unsupported()?;
+    let request = request::request(args, request::caller()?);
+    let resolved = hermes_profiles::resolve(&request, &Disk)?;
+    Ok((request.caller, resolved))
+}
+
+/// The plan for running `command`, which may be empty when only the plan is wanted.
+pub(crate) fn prepare(args: &PolicyArgs, command: &[OsString]) -> Result<Prepared, Error> {
+    let (caller, resolved) = policy(args)?;
+    let mut policy = resolved.policy;
+    let environment = environment::filter(&policy.environment, caller.variables.iter().cloned());
+    needs::add(&mut policy, &caller, command, &environment.passed);
+    let host = engine::measure(request::cache_dir(&caller).as_deref());
+    let survey = engine::survey(&policy);
+    let plan = engine::compile(&policy, &host, &survey, args, &caller)?;
+    Ok(Prepared { caller, policy, host, survey, plan, environment, notices: resolved.notices })
+}
+
+impl Prepared {
+    /// The refusal when a required guarantee is lost: every loss is told with its remedy, then this error.
+    pub(crate) fn refuse_lost(&self) -> Result<(), Error> {
+        let fatal: Vec<_> = self.plan.fatal().collect();
+        let Some(first) = fatal.first() else { return Ok(()) };
+        for lost in &fatal {
+            output::complain(&format!("{} cannot be given here: {}", lost.guarantee, lost.reason));
+            output::complain(&format!("hint: {}", lost.remedy));
+        }
+        let flags: Vec<_> = fatal.iter().map(|lost| format!("--accept-loss {}", lost.guarantee)).collect();
+        Err(Error::setup(format!(
+            "nothing was started: this machine cannot give {} that the policy requires",
+            match fatal.len() {
+                1 => format!("`{}`", first.guarantee),
+                n => format!("{n} guarantees"),
+            }
+        ))
+        .hint(format!("`hermes-sandbox doctor` says why; to run without: {}", flags.join(" "))))
+    }
+
+    /// Tells what is given by weaker means, or not at all although the policy would prefer it or the caller accepted
+    /// the loss: in one line, or each with its reason.
+    pub(crate) fn tell_losses(&self, verbose: bool) {
+        for notice in &self.notices {
+            output::complain(notice);
+        }
+        if !verbose {
+            if let Some(line) = loss_line(&self.plan) {
+                output::complain(&line);
+            }
+            return;
+        }
+        for (word, losses) in [("without", &self.plan.lost), ("weaker", &self.plan.weakened)] {
+            for lost in losses {
+                output::complain(&format!("{word} {}: {}; {}", lost.guarantee, lost.reason, lost.remedy));
+            }
+        }
+    }
+}
+
+fn loss_line(plan: &Plan) -> Option<String> {
+    let names = |losses: &[Lost]| losses.iter().map(|lost| lost.guarantee.name()).collect::<Vec<_>>().join(", ");
+    let parts = [("without", names(&plan.lost)), ("weaker", names(&plan.weakened))];
+    let parts: Vec<_> =
+        parts.into_iter().filter(|(_, names)| !names.is_empty()).map(|(word, names)| format!("{word} {names}")).collect();
+    (!parts.is_empty()).then(|| format!("{} (-v says why)", parts.join("; ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn losses_take_one_line() {
+        let mut plan = sample::plan();
+        assert_eq!(loss_line(&plan).as_deref(), Some("without cpu-limited (-v says why)"));
+        plan.weakened.append(&mut plan.lost);
+        assert_eq!(loss_line(&plan).as_deref(), Some("weaker cpu-limited (-v says why)"));
+        plan.weakened.clear();
+        assert_eq!(loss_line(&plan), None);
+    }
+}
