@@ -40,7 +40,8 @@ pub fn restrict(plan: &LandlockPlan, handed: &[Handed]) -> Result<(), StepError>
             Err(Errno::ENOENT) => continue,
             other => other.at_path(Step::Open, &rule.path)?,
         };
-        ruleset = add(ruleset, &fd, rights(rule.rights, abi)).map_err(|errno| StepError::on(Step::Landlock, &rule.path, errno))?;
+        ruleset =
+            add(ruleset, &fd, rights(rule.rights, abi)).map_err(|errno| StepError::on(Step::Landlock, &rule.path, errno))?;
     }
     if plan.handle_files {
         for file in handed {

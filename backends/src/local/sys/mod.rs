@@ -6,6 +6,6 @@
 
 pub mod fd;
 pub mod mount;
+pub mod probe;
 pub mod process;
 pub mod thread;
-pub mod probe;
