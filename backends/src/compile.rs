@@ -1,7 +1,7 @@
 //! Policy + host + survey = plan. A pure function.
 
-mod files;
-mod losses;
+pub mod files;
+pub mod losses;
 
 use std::path::{Path, PathBuf};
 
@@ -30,11 +30,7 @@ pub struct Choices<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
     /// A rule names a path that is not there.
-    #[error(
-        "{} does not exist ({origin}); create it, or write ?{} if it may be absent",
-        ospath::escaped(path),
-        ospath::escaped(path)
-    )]
+    #[error("{} does not exist ({origin}); create it, or write ?{} if it may be absent", ospath::escaped(path), ospath::escaped(path))]
     Missing {
         /// The path.
         path: PathBuf,
@@ -54,10 +50,7 @@ pub enum CompileError {
     /// A rule crosses a symlink that the sandbox could change.
     #[error(
         "{} ({origin}) crosses the symlink {}, which lies in {}, a tree that the sandbox may write; name the real path {}",
-        ospath::escaped(path),
-        ospath::escaped(link),
-        ospath::escaped(tree),
-        ospath::escaped(real)
+        ospath::escaped(path), ospath::escaped(link), ospath::escaped(tree), ospath::escaped(real)
     )]
     CrossesWritable {
         /// The path of the rule.
@@ -72,11 +65,7 @@ pub enum CompileError {
         real: PathBuf,
     },
     /// The workspace is hidden by a rule.
-    #[error(
-        "the workspace {} is hidden by {} ({origin}); choose another workspace or remove that rule",
-        ospath::escaped(workspace),
-        ospath::escaped(path)
-    )]
+    #[error("the workspace {} is hidden by {} ({origin}); choose another workspace or remove that rule", ospath::escaped(workspace), ospath::escaped(path))]
     WorkspaceHidden {
         /// The workspace.
         workspace: PathBuf,

@@ -6,6 +6,7 @@ mod engine;
 mod error;
 mod events;
 mod explain;
+mod needs;
 mod output;
 mod pages;
 mod plan;
@@ -13,6 +14,9 @@ mod prepare;
 mod profiles;
 mod request;
 mod run;
+mod stdio;
+mod supervise;
+mod terminal;
 #[cfg(test)]
 mod sample;
 mod start;

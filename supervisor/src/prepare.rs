@@ -10,6 +10,7 @@ use hermes_profiles::{Caller, Policy};
 
 use crate::args::PolicyArgs;
 use crate::engine;
+use crate::needs;
 use crate::error::Error;
 use crate::output;
 use crate::request::{self, Disk};
@@ -38,11 +39,12 @@ pub(crate) fn policy(args: &PolicyArgs) -> Result<(Caller, hermes_profiles::Reso
 /// The plan for running `command`, which may be empty when only the plan is wanted.
 pub(crate) fn prepare(args: &PolicyArgs, command: &[OsString]) -> Result<Prepared, Error> {
     let (caller, resolved) = policy(args)?;
-    let policy = resolved.policy;
-    let host = engine::measure(request::cache_dir(&caller).as_deref());
-    let survey = engine::survey(&policy, &caller, command);
-    let plan = engine::compile(&policy, &host, &survey, args)?;
+    let mut policy = resolved.policy;
     let environment = environment::filter(&policy.environment, caller.variables.iter().cloned());
+    needs::add(&mut policy, &caller, command, &environment.passed);
+    let host = engine::measure(request::cache_dir(&caller).as_deref());
+    let survey = engine::survey(&policy);
+    let plan = engine::compile(&policy, &host, &survey, args, &caller)?;
     Ok(Prepared { caller, policy, host, survey, plan, environment, notices: resolved.notices })
 }
 

@@ -29,5 +29,5 @@ fn start(args: RunArgs, log: &mut Log) -> Result<u8, Error> {
     log.announce(&prepared.plan)?;
     prepared.refuse_lost()?;
     prepared.tell_losses(args.policy.verbose);
-    engine::run(prepared, args.command, log, args.policy.verbose)
+    engine::run(prepared, args.command, log)
 }
