@@ -68,8 +68,8 @@ impl Prepared {
         .hint(format!("`hermes-sandbox doctor` says why; to run without: {}", flags.join(" "))))
     }
 
-    /// Tells what is given by weaker means, or not at all although the policy would prefer it or the caller accepted
-    /// the loss: in one line, or each with its reason.
+    /// Tells what is lost although the policy would prefer it or the caller accepted the loss: in one line, or each with
+    /// its reason. What is given by weaker means is told with `verbose` only; `plan` and `doctor` show it.
     pub(crate) fn tell_losses(&self, verbose: bool) {
         for notice in &self.notices {
             output::complain(notice);
@@ -89,11 +89,8 @@ impl Prepared {
 }
 
 fn loss_line(plan: &Plan) -> Option<String> {
-    let names = |losses: &[Lost]| losses.iter().map(|lost| lost.guarantee.name()).collect::<Vec<_>>().join(", ");
-    let parts = [("without", names(&plan.lost)), ("weaker", names(&plan.weakened))];
-    let parts: Vec<_> =
-        parts.into_iter().filter(|(_, names)| !names.is_empty()).map(|(word, names)| format!("{word} {names}")).collect();
-    (!parts.is_empty()).then(|| format!("{} (-v says why)", parts.join("; ")))
+    let names: Vec<_> = plan.lost.iter().map(|lost| lost.guarantee.name()).collect();
+    (!names.is_empty()).then(|| format!("without {} (-v says why)", names.join(", ")))
 }
 
 #[cfg(test)]
@@ -106,8 +103,6 @@ mod tests {
         let mut plan = sample::plan();
         assert_eq!(loss_line(&plan).as_deref(), Some("without cpu-limited (-v says why)"));
         plan.weakened.append(&mut plan.lost);
-        assert_eq!(loss_line(&plan).as_deref(), Some("weaker cpu-limited (-v says why)"));
-        plan.weakened.clear();
         assert_eq!(loss_line(&plan), None);
     }
 }

@@ -141,7 +141,8 @@ impl Init {
             let timeout = next_watch.map_or(PollTimeout::NONE, |at| {
                 PollTimeout::try_from(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
             });
-            let mut fds = [PollFd::new(channel.as_fd(), PollFlags::POLLIN), PollFd::new(self.children.as_fd(), PollFlags::POLLIN)];
+            let mut fds =
+                [PollFd::new(channel.as_fd(), PollFlags::POLLIN), PollFd::new(self.children.as_fd(), PollFlags::POLLIN)];
             match poll(&mut fds, timeout) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(_) => return self.end(),
