@@ -47,7 +47,8 @@ pub struct BrokerConfig {
     /// service may start again; hence jobs must not be able to write the directories they lie in.
     pub granted: Vec<PathBuf>,
     /// `st_dev` of the file systems that the sandbox itself mounted and in which no process outside can bind a socket:
-    /// its tmpfs and overlay mounts.
+    /// its tmpfs and overlay mounts. Take each number from the mount itself when it is made: a path can be covered by a later
+    /// mount, and a number of a host file system here would open every socket on it.
     pub private_devices: Vec<u64>,
 }
 
