@@ -231,14 +231,7 @@ impl Builder {
         openat(parent.as_fd(), name(path)?, make, Mode::from_bits_truncate(0o444)).map(drop).at_path(Step::Create, path)
     }
 
-    fn tmpfs(
-        &mut self,
-        parent: &OwnedFd,
-        target: &Path,
-        size: Option<u64>,
-        mode: u32,
-        writable: bool,
-    ) -> Result<(), StepError> {
+    fn tmpfs(&mut self, parent: &OwnedFd, target: &Path, size: Option<u64>, mode: u32, writable: bool) -> Result<(), StepError> {
         self.make_directory(parent, target, 0o755)?;
         let mut options = format!("mode={mode:o}");
         if let Some(size) = size {
@@ -258,13 +251,7 @@ impl Builder {
     }
 
     /// An overlay whose upper layer is a tmpfs of its own, mounted first at the target and then covered.
-    fn overlay(
-        &mut self,
-        target: &Path,
-        size: Option<u64>,
-        whiteouts: &[PathBuf],
-        lower: Prepared,
-    ) -> Result<(), StepError> {
+    fn overlay(&mut self, target: &Path, size: Option<u64>, whiteouts: &[PathBuf], lower: Prepared) -> Result<(), StepError> {
         let parent = self.parent(target)?;
         self.tmpfs(&parent, target, size, 0o755, true)?;
         let scratch = self.directory(target)?;
@@ -330,7 +317,8 @@ impl Builder {
         let Some((file, dir)) = &self.masks else { return Err(StepError::on(Step::Create, target, Errno::EBADF)) };
         let tree = clone_tree(if directory { dir.as_fd() } else { file.as_fd() }, false).at_path(Step::Bind, target)?;
         let set = READ_ONLY | NO_SUID | NO_DEV | NO_EXEC;
-        set_attributes(tree.as_fd(), c"", Attributes { set, ..Attributes::default() }, false).at_path(Step::Attributes, target)?;
+        set_attributes(tree.as_fd(), c"", Attributes { set, ..Attributes::default() }, false)
+            .at_path(Step::Attributes, target)?;
         let name = c_path(name(target)?).at_path(Step::Attach, target)?;
         match attach(&tree, parent.as_fd(), &name) {
             // It has gone since it was looked at: nothing to hide.

@@ -348,9 +348,13 @@ fn job_steps(child: &mut JobChild<'_>) -> Failure {
             return fail(Step::WorkingDirectory, errno);
         }
         for (resource, limit) in spec.limits {
-            if let Err(errno) =
-                sys(libc::syscall(libc::SYS_prlimit64, 0, *resource, std::ptr::from_ref(limit), std::ptr::null_mut::<libc::rlimit>()))
-            {
+            if let Err(errno) = sys(libc::syscall(
+                libc::SYS_prlimit64,
+                0,
+                *resource,
+                std::ptr::from_ref(limit),
+                std::ptr::null_mut::<libc::rlimit>(),
+            )) {
                 return fail(Step::Limits, errno);
             }
         }
