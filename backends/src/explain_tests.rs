@@ -99,6 +99,7 @@ fn plan() -> Plan {
             timeout: None,
             grace: 2000,
         },
+        redirects: Vec::new(),
         cwd: "/home/u/ws".into(),
         lost: Vec::new(),
         weakened: Vec::new(),
