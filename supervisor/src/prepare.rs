@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use hermes_backends::host::Host;
+use hermes_backends::host::{Host, UsernsCause};
 use hermes_backends::plan::{Lost, Plan};
 use hermes_backends::survey::Survey;
 use hermes_profiles::environment::{self, Environment};
@@ -10,8 +10,8 @@ use hermes_profiles::{Caller, Policy};
 
 use crate::args::PolicyArgs;
 use crate::engine;
-use crate::needs;
 use crate::error::Error;
+use crate::needs;
 use crate::output;
 use crate::request::{self, Disk};
 
@@ -57,15 +57,21 @@ impl Prepared {
             output::complain(&format!("{} cannot be given here: {}", lost.guarantee, lost.reason));
             output::complain(&format!("hint: {}", lost.remedy));
         }
+        let nested = self.host.userns_cause == Some(UsernsCause::Nested);
         let flags: Vec<_> = fatal.iter().map(|lost| format!("--accept-loss {}", lost.guarantee)).collect();
-        Err(Error::setup(format!(
+        let refused = Error::setup(format!(
             "nothing was started: this machine cannot give {} that the policy requires",
             match fatal.len() {
                 1 => format!("`{}`", first.guarantee),
                 n => format!("{n} guarantees"),
             }
-        ))
-        .hint(format!("`hermes-sandbox doctor` says why; to run without: {}", flags.join(" "))))
+        ));
+        Err(match nested {
+            true => refused.hint(
+                "this is already inside a hermes-sandbox, which confines the command: run it directly, without a nested one",
+            ),
+            false => refused.hint(format!("`hermes-sandbox doctor` says why; to run without: {}", flags.join(" "))),
+        })
     }
 
     /// Tells what is given by weaker means, or not at all although the policy would prefer it or the caller accepted
