@@ -99,7 +99,7 @@ fn plan() -> Plan {
             timeout: None,
             grace: 2000,
         },
-        cwd: "/home/u/ws".into(),
+        redirects: Vec::new(),        cwd: "/home/u/ws".into(),
         lost: Vec::new(),
         weakened: Vec::new(),
     }

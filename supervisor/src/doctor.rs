@@ -151,7 +151,7 @@ fn findings(host: &Host) -> Vec<Finding> {
             "idmap",
             "id-mapped mounts for a root caller",
             &host.idmap,
-            within("start it as an ordinary user"),
+            within("start it as an ordinary user or with --user NAME"),
         ));
     }
     findings.push(Finding::fact(

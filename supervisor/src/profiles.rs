@@ -18,7 +18,7 @@ use crate::request::{self, Disk};
 
 /// Answers and returns the exit status.
 pub(crate) fn profiles(action: Profiles) -> Result<u8, Error> {
-    let caller = request::caller()?;
+    let caller = request::caller(None)?;
     match action {
         Profiles::List { json } => list(&caller, json),
         Profiles::Show { name, includes } => show(&caller, &name, includes),

@@ -97,8 +97,9 @@ fn set_up(setup: &Setup, mut fds: Vec<OwnedFd>) -> Result<Init, StepError> {
         root::enter(&setup.mounts, setup.trees.iter().map(|&i| i as usize).zip(fds).collect())?;
     }
     let filter = setup.filter.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
-    let (spawner, listener) = Spawner::start(setup.landlock.clone(), handed, filter, setup.notify, namespaces)?;
-    if namespaces {
+    let capable = namespaces || nix::unistd::geteuid().is_root();
+    let (spawner, listener) = Spawner::start(setup.landlock.clone(), handed, filter, setup.notify, capable)?;
+    if capable {
         keep_only(&[Capability::CAP_SYS_PTRACE]).at(Step::Capabilities)?;
     }
     if let Some(listener) = listener {

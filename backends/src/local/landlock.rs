@@ -54,7 +54,7 @@ pub fn restrict(plan: &LandlockPlan, handed: &[Handed]) -> Result<(), StepError>
 
 fn create(plan: &LandlockPlan, abi: ABI) -> Result<RulesetCreated, StepError> {
     let error = |_| StepError::new(Step::Landlock, Errno::last());
-    let mut ruleset = Ruleset::new().set_compatibility(CompatLevel::HardRequirement);
+    let mut ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
     if plan.handle_files {
         ruleset = ruleset.handle_access(files(abi)).map_err(error)?;
     }

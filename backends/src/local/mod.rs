@@ -34,6 +34,10 @@ pub const INIT_ARGUMENT: &str = "init";
 
 /// Numbers of `linux/capability.h` that init needs to build the sandbox.
 const INIT_CAPABILITIES: &[u32] = &[
+    0,  // CHOWN: an overlay copies files up with the rights of who mounted it,
+    1,  // DAC_OVERRIDE: and keeps its work directory at mode 0
+    3,  // FOWNER
+    4,  // FSETID
     5,  // KILL: the watchdog and kill_all reach jobs that changed their dumpability
     8,  // SETPCAP: empty the bounding set
     12, // NET_ADMIN: bring loopback up
@@ -174,8 +178,13 @@ fn start_init(plan: &Plan, control: &Channel, cgroups: &[BorrowedFd<'_>]) -> Res
         args: &[CString::from(c"hermes-sandbox"), CString::from(c"init")],
         control: control.as_fd().as_raw_fd(),
         namespaces,
-        user: OneUser { uid: identity.uid, gid: identity.gid, host_uid: identity.host_uid, host_gid: identity.host_gid },
-        drop_root: nix::unistd::geteuid().is_root(),
+        user: OneUser {
+            uid: identity.uid,
+            gid: identity.gid,
+            host_uid: identity.host_uid,
+            host_gid: identity.host_gid,
+        },
+        drop_root: identity.idmap,
         capabilities: INIT_CAPABILITIES,
         cgroups: &cgroups.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>(),
     };

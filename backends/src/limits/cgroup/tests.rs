@@ -75,6 +75,31 @@ fn dropping_kills_and_removes() {
     assert!(made.iter().all(|directory| !directory.exists()));
 }
 
+/// On hybrid machines version 2 has no controllers, but groups, `cgroup.kill` and removal are there.
+#[test]
+fn version_two_kills_at_once() {
+    let directory = PathBuf::from("/sys/fs/cgroup/unified");
+    if access_v2(&directory).is_err() {
+        eprintln!("skipped: no writable {}", directory.display());
+        return;
+    }
+    let group = Cgroup::create(&CgroupAccess::V2 { directory, controllers: Vec::new() }, &TreeLimits::default()).unwrap();
+    let made = directories(&group);
+    let mut child = shell(&group, "setsid sleep 1000 & wait").spawn().unwrap();
+    while members(&made[0]).len() < 2 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    group.kill();
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    assert!(members(&made[0]).is_empty());
+    drop(group);
+    assert!(!made[0].exists());
+}
+
+fn access_v2(directory: &Path) -> nix::Result<()> {
+    nix::unistd::access(&directory.join("cgroup.procs"), nix::unistd::AccessFlags::W_OK)
+}
+
 #[test]
 fn a_process_can_be_added() {
     let Some(access) = access() else { return };

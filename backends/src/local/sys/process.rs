@@ -406,6 +406,8 @@ pub fn user_namespace(user: OneUser) -> Result<std::os::fd::OwnedFd, Errno> {
     use nix::sys::stat::Mode;
 
     extern "C" fn wait_to_be_killed(_: *mut libc::c_void) -> libc::c_int {
+        // SAFETY: integers.
+        unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
         loop {
             // SAFETY: no arguments.
             unsafe { libc::syscall(libc::SYS_rt_sigsuspend, &0u64, 8) };
