@@ -99,7 +99,8 @@ fn plan() -> Plan {
             timeout: None,
             grace: 2000,
         },
-        redirects: Vec::new(),        cwd: "/home/u/ws".into(),
+        redirects: Vec::new(),
+        cwd: "/home/u/ws".into(),
         lost: Vec::new(),
         weakened: Vec::new(),
     }

@@ -25,18 +25,22 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<u8, Error> {
     Ok(if prepared.plan.fatal().next().is_some() { 125 } else { 0 })
 }
 
+/// Variables by name alone: a plan is shown to people and kept in logs.
 fn as_json(prepared: &Prepared) -> Result<serde_json::Value, Error> {
     let names = |variables: &[(std::ffi::OsString, std::ffi::OsString)]| -> Vec<String> {
         variables.iter().map(|(name, _)| path(name.as_ref())).collect()
     };
     let dropped: serde_json::Map<_, _> =
         prepared.environment.dropped.iter().map(|(name, why)| (path(name.as_ref()), why.describe().into())).collect();
+    let mut policy = json!(prepared.policy);
+    if let Some(set) = policy["environment"]["set"].as_object_mut() {
+        set.values_mut().for_each(|value| *value = serde_json::Value::Null);
+    }
     Ok(json!({
         "hash": events::fingerprint(&prepared.plan)?,
         "starts": prepared.plan.fatal().next().is_none(),
         "plan": prepared.plan,
-        "policy": prepared.policy,
-        // Names alone: a plan is shown to people and kept in logs.
+        "policy": policy,
         "environment": { "passed": names(&prepared.environment.passed), "dropped": dropped },
         "notices": prepared.notices,
     }))
@@ -226,7 +230,8 @@ mod tests {
 
     fn prepared() -> Prepared {
         let caller = hermes_profiles::Caller { cwd: "/home/u/ws".into(), home: Some("/home/u".into()), ..Default::default() };
-        let request = hermes_profiles::Request { caller: caller.clone(), ..Default::default() };
+        let overrides = hermes_profiles::Overrides { set_env: vec!["A=s3cr3t".into()], ..Default::default() };
+        let request = hermes_profiles::Request { caller: caller.clone(), overrides, ..Default::default() };
         let policy = hermes_profiles::resolve(&request, &crate::request::Disk).unwrap().policy;
         Prepared {
             caller,
@@ -262,6 +267,7 @@ mod tests {
         let json = as_json(&prepared()).unwrap();
         assert_eq!((&json["starts"], &json["plan"]["tier"]), (&false.into(), &"namespaces".into()));
         assert_eq!(json["environment"]["passed"], serde_json::json!(["PATH"]));
+        assert_eq!(json["policy"]["environment"]["set"], serde_json::json!({"A": null}));
         assert_eq!(json["hash"].as_str().map(str::len), Some(64));
     }
 }

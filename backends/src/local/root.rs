@@ -56,8 +56,9 @@ pub fn open_source(source: &Source) -> Result<OwnedFd, StepError> {
     Ok(fd)
 }
 
-/// Builds the tree that `steps` describe and makes it the root.
-pub fn enter(steps: &[MountStep], mut trees: Trees) -> Result<(), StepError> {
+/// Builds the tree that `steps` describe and makes it the root. Returns the device numbers of the file systems that were
+/// mounted new: no process outside can have bound a socket there.
+pub fn enter(steps: &[MountStep], mut trees: Trees) -> Result<Vec<u64>, StepError> {
     let root = c"/";
     mount(None::<&str>, root, None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).at(Step::Propagation)?;
     let prepared = prepare(steps, &mut trees)?;
@@ -65,7 +66,9 @@ pub fn enter(steps: &[MountStep], mut trees: Trees) -> Result<(), StepError> {
     for (step, source) in steps.iter().zip(prepared) {
         builder.apply(step, source)?;
     }
-    builder.pivot()
+    let own = builder.own.iter().copied().collect();
+    builder.pivot()?;
+    Ok(own)
 }
 
 /// What was opened for a step before the base is mounted over part of the old tree.

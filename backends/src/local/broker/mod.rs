@@ -38,7 +38,7 @@ const TRIES_PER_ROUND: usize = 8;
 const ROUND: Duration = Duration::from_millis(100);
 
 /// What the broker may let through.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct BrokerConfig {
     /// The sandbox has its own network namespace, the one that the broker runs in. It tells the sandbox's own sockets
     /// from the host's. Without it a path is inside only on [`Self::private_devices`], and abstract names are refused.
@@ -46,6 +46,9 @@ pub struct BrokerConfig {
     /// Sockets of the host that may be reached, as seen from inside. They are looked up at each connect, so that a
     /// service may start again; hence jobs must not be able to write the directories they lie in.
     pub granted: Vec<PathBuf>,
+    /// Sockets of the host that may be reached, opened O_PATH at the start: those in directories that jobs may write,
+    /// where another socket could be put in their place.
+    pub pinned: Vec<OwnedFd>,
     /// `st_dev` of the file systems that the sandbox itself mounted and in which no process outside can bind a socket:
     /// its tmpfs and overlay mounts. Take each number from the mount itself when it is made: a path can be covered by a later
     /// mount, and a number of a host file system here would open every socket on it.
