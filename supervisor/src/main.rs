@@ -10,16 +10,18 @@ mod needs;
 mod output;
 mod pages;
 mod plan;
+mod policy;
 mod prepare;
 mod profiles;
 mod request;
 mod run;
-mod stdio;
-mod supervise;
-mod terminal;
 #[cfg(test)]
 mod sample;
 mod start;
+mod stdio;
+mod supervise;
+mod table;
+mod terminal;
 mod usage;
 
 use std::ffi::OsString;
