@@ -30,6 +30,10 @@ use std::process::ExitCode;
 use args::{Command, Parsed};
 use error::Error;
 
+/// musl's own allocator maps and unmaps a few pages at a time, which costs a page fault each: a third of a start.
+#[global_allocator]
+static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+
 fn main() -> ExitCode {
     // Init is this same program; it must not pay for anything below.
     if std::env::args_os().nth(1).is_some_and(|name| name == "init") {
