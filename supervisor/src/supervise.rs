@@ -95,7 +95,12 @@ pub(crate) fn run(
         session.deadline = Some((Instant::now() + Duration::from_millis(timeout), Due::Timeout));
     }
     let status = session.wait()?;
-    session.sandbox.wait();
+    if cgroups.is_empty() {
+        session.sandbox.release();
+    } else {
+        // The control group can only be removed when init has left it.
+        session.sandbox.wait();
+    }
     Ok(status)
 }
 

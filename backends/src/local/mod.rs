@@ -131,6 +131,12 @@ impl Sandbox {
         self.reap();
     }
 
+    /// Lets init go after its last job's [`Event::Exited`]: nothing else is left, and it ends by itself. Does not wait for
+    /// the kernel to take the namespaces apart.
+    pub fn release(mut self) {
+        self.reaped = true;
+    }
+
     fn reap(&mut self) {
         if !self.reaped {
             self.reaped = true;
