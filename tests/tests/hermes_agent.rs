@@ -117,8 +117,7 @@ impl Agent {
         let last = text
             .lines()
             .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-            .filter(|request| request.get("tools").is_some())
-            .next_back();
+            .rfind(|request| request.get("tools").is_some());
         let messages = last.and_then(|request| request["messages"].as_array().cloned()).unwrap_or_default();
         messages.iter().filter(|message| message["role"] == "tool").map(|message| message["content"].to_string() + "\n").collect()
     }
@@ -129,10 +128,16 @@ fn sandbox_path(path: &Path, up: usize) -> PathBuf {
 }
 
 /// What the model makes the agent do: honest work, and three ways to steal.
-fn turns(sandbox: &Sandbox) -> Value {
+fn turns(sandbox: &Sandbox, inside: bool) -> Value {
+    // Outside, only the agent's own processes are looked at.
+    let (processes, more) = if inside {
+        ("glob.glob('/proc/[0-9]*/environ')", "/proc/[0-9]*/environ")
+    } else {
+        ("['/proc/%d/environ' % os.getppid()]", "")
+    };
     let key = sandbox.home.join(".ssh/id_ed25519").display().to_string();
     let theft = format!(
-        "import os,glob\nout=[]\nfor p in ['{key}']+glob.glob('/proc/[0-9]*/environ'):\n    try: out.append(open(p,'rb').read().decode('latin1'))\n    except OSError as e: out.append(str(e))\nprint('CODE-RAN', ' '.join(out)[:20000])"
+        "import os,glob\nout=[]\nfor p in ['{key}']+{processes}:\n    try: out.append(open(p,'rb').read().decode('latin1'))\n    except OSError as e: out.append(str(e))\nprint('CODE-RAN', ' '.join(out)[:20000])"
     );
     json!([
         {"call": "terminal", "with": {"command": "echo TERMINAL-$((40+2)); pwd; ls -a"}},
@@ -140,7 +145,7 @@ fn turns(sandbox: &Sandbox) -> Value {
         {"call": "terminal", "with": {"command": "echo kept-$KEPT; pwd"}},
         {"call": "write_file", "with": {"path": sandbox.workspace.join("made.txt"), "content": "written by the agent\n"}},
         {"call": "read_file", "with": {"path": sandbox.workspace.join("made.txt")}},
-        {"call": "terminal", "with": {"command": format!("cat '{key}'; env; cat /proc/[0-9]*/environ | tr '\\0' '\\n'; echo STOLEN-END")}},
+        {"call": "terminal", "with": {"command": format!("cat '{key}'; env; cat /proc/$PPID/environ {more} | tr '\\0' '\\n'; echo STOLEN-END")}},
         {"call": "execute_code", "with": {"code": theft}},
         {"say": "ALL-DONE"}
     ])
@@ -154,7 +159,7 @@ fn the_agent_works_inside_and_cannot_steal() {
         Err(reason) => hermes_tests::skip!("{reason}"),
     };
     // Positive control: the same agent with the same script outside reads the key and the variable.
-    let control = Agent::new(&packages, &turns);
+    let control = Agent::new(&packages, &|sandbox| turns(sandbox, false));
     let result = control.outside();
     let answers = control.answers();
     assert!(
@@ -163,7 +168,7 @@ fn the_agent_works_inside_and_cannot_steal() {
         result.report()
     );
 
-    let (result, agent) = Agent::new(&packages, &turns).inside();
+    let (result, agent) = Agent::new(&packages, &|sandbox| turns(sandbox, true)).inside();
     let answers = agent.answers();
     let everything = result.all() + &answers + &fs::read_to_string(&agent.log).unwrap_or_default();
     result.ok().says("ALL-DONE");
