@@ -137,7 +137,7 @@ fn turns(sandbox: &Sandbox, inside: bool) -> Value {
     };
     let key = sandbox.home.join(".ssh/id_ed25519").display().to_string();
     let theft = format!(
-        "import os,glob\nout=[]\nfor p in ['{key}']+{processes}:\n    try: out.append(open(p,'rb').read().decode('latin1'))\n    except OSError as e: out.append(str(e))\nprint('CODE-RAN', ' '.join(out)[:20000])"
+        "import os,glob\nout=[]\nfor p in ['{key}']+{processes}:\n    try: out.append(open(p,'rb').read().decode('latin1')[:65536])\n    except OSError as e: out.append(str(e))\nprint('CODE-RAN', [w for t in out for w in t.split(chr(0)) if 'CANARY' in w])"
     );
     json!([
         {"call": "terminal", "with": {"command": "echo TERMINAL-$((40+2)); pwd; ls -a"}},
@@ -145,7 +145,7 @@ fn turns(sandbox: &Sandbox, inside: bool) -> Value {
         {"call": "terminal", "with": {"command": "echo kept-$KEPT; pwd"}},
         {"call": "write_file", "with": {"path": sandbox.workspace.join("made.txt"), "content": "written by the agent\n"}},
         {"call": "read_file", "with": {"path": sandbox.workspace.join("made.txt")}},
-        {"call": "terminal", "with": {"command": format!("cat '{key}'; env; cat /proc/$PPID/environ {more} | tr '\\0' '\\n'; echo STOLEN-END")}},
+        {"call": "terminal", "with": {"command": format!("cat '{key}'; env; cat /proc/$PPID/environ {more} | tr '\\0' '\\n' | grep CANARY; echo STOLEN-END")}},
         {"call": "execute_code", "with": {"code": theft}},
         {"say": "ALL-DONE"}
     ])
