@@ -42,7 +42,6 @@ const INJECTORS: &[&str] = &[
     "ENV",
     "NODE_OPTIONS",
     "PYTHONSTARTUP",
-    "PYTHONPATH",
     "PERL5OPT",
     "PERL5LIB",
     "RUBYOPT",
