@@ -184,6 +184,8 @@ impl MountStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PathRights {
+    /// List directories.
+    List,
     /// Read and execute.
     Read,
     /// All.

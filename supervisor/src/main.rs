@@ -1,1 +1,47 @@
-fn main() {}
+//! The program: command line, run, and everything that people see.
+
+mod args;
+mod doctor;
+mod engine;
+mod error;
+mod events;
+mod explain;
+mod output;
+mod pages;
+mod plan;
+mod prepare;
+mod profiles;
+mod request;
+mod run;
+#[cfg(test)]
+mod sample;
+mod start;
+mod usage;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use args::{Command, Parsed};
+use error::Error;
+
+fn main() -> ExitCode {
+    // Init is this same program; it must not pay for anything below.
+    if std::env::args_os().nth(1).is_some_and(|name| name == "init") {
+        return engine::init();
+    }
+    let status = start::refuse_borrowed_rights().and_then(|()| dispatch(std::env::args_os().collect()));
+    ExitCode::from(status.unwrap_or_else(|error| error.report()))
+}
+
+fn dispatch(argv: Vec<OsString>) -> Result<u8, Error> {
+    match args::parse(argv)? {
+        Parsed::Text(text) => output::print(&text).map(|()| 0),
+        Parsed::Command(Command::Run(args)) => run::run(*args),
+        Parsed::Command(Command::Plan(args)) => plan::plan(&args),
+        Parsed::Command(Command::Explain { what }) => explain::explain(what),
+        Parsed::Command(Command::Doctor { json, verbose }) => doctor::doctor(&engine::measure_now(), json, verbose),
+        Parsed::Command(Command::Profiles { action }) => profiles::profiles(action),
+        Parsed::Command(Command::Completions { shell }) => pages::completions(shell).map(|()| 0),
+        Parsed::Command(Command::Man { subcommand }) => pages::man(subcommand.as_deref()).map(|()| 0),
+    }
+}

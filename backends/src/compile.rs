@@ -1,0 +1,224 @@
+//! Policy + host + survey = plan. A pure function.
+
+mod files;
+mod losses;
+
+use std::path::{Path, PathBuf};
+
+use hermes_profiles::{Guarantee, Limits, Network, Origin, Policy, ospath};
+
+use crate::host::{CgroupAccess, Host};
+use crate::local::landlock::KNOWN_ABI;
+use crate::plan::{Enforcer, Identity, LandlockPlan, LimitsPlan, NetworkPlan, PathRights, PathRule, Plan, SeccompPlan, Tier};
+use crate::survey::Survey;
+
+/// Ids on the host that stand for a root caller: below 2^31, above what systemd hands to containers and services.
+pub const ROOT_STAND_IN: u32 = 2_147_418_112;
+
+/// What else a plan depends on.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Choices<'a> {
+    /// The tier that the caller insists on.
+    pub tier: Option<Tier>,
+    /// Where the caller stands; used when it lies in a grant, else the workspace is.
+    pub cwd: Option<&'a Path>,
+    /// Where to put the private directory of the Landlock tier (its /tmp); made by the backend.
+    pub scratch: Option<&'a Path>,
+}
+
+/// Why there is no plan.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    /// A rule names a path that is not there.
+    #[error("{} does not exist ({origin}); create it, or write ?{} if it may be absent", ospath::escaped(path), ospath::escaped(path))]
+    Missing {
+        /// The path.
+        path: PathBuf,
+        /// Where the rule was written.
+        origin: Origin,
+    },
+    /// A rule names a path that cannot be looked at.
+    #[error("cannot look at {} ({origin}): {}", ospath::escaped(path), nix::errno::Errno::from_raw(*errno).desc())]
+    Unreadable {
+        /// The path.
+        path: PathBuf,
+        /// Where the rule was written.
+        origin: Origin,
+        /// The kernel's answer.
+        errno: i32,
+    },
+    /// A rule crosses a symlink that the sandbox could change.
+    #[error(
+        "{} ({origin}) crosses the symlink {}, which lies in {}, a tree that the sandbox may write; name the real path {}",
+        ospath::escaped(path), ospath::escaped(link), ospath::escaped(tree), ospath::escaped(real)
+    )]
+    CrossesWritable {
+        /// The path of the rule.
+        path: PathBuf,
+        /// Where the rule was written.
+        origin: Origin,
+        /// The symlink.
+        link: PathBuf,
+        /// The writable tree it lies in.
+        tree: PathBuf,
+        /// Where the path leads now.
+        real: PathBuf,
+    },
+    /// The workspace is hidden by a rule.
+    #[error("the workspace {} is hidden by {} ({origin}); choose another workspace or remove that rule", ospath::escaped(workspace), ospath::escaped(path))]
+    WorkspaceHidden {
+        /// The workspace.
+        workspace: PathBuf,
+        /// The path of the rule.
+        path: PathBuf,
+        /// Where the rule was written.
+        origin: Origin,
+    },
+    /// The workspace is not a directory.
+    #[error("the workspace {} is not a directory; name one with --workspace", ospath::escaped(path))]
+    NotADirectory {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A path cannot be granted because the sandbox builds it itself.
+    #[error("{} ({origin}) cannot be granted: the sandbox has a {} of its own", ospath::escaped(path), ospath::escaped(own))]
+    Reserved {
+        /// The path.
+        path: PathBuf,
+        /// Where the rule was written.
+        origin: Origin,
+        /// `/proc` or `/dev`.
+        own: PathBuf,
+    },
+}
+
+/// Decides everything that will be done. Losses that forbid the start are in the plan, not an error.
+///
+/// # Errors
+/// Rules that no plan can honour.
+pub fn compile(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>) -> Result<Plan, CompileError> {
+    let tier = choices.tier.unwrap_or_else(|| losses::tier(policy, host));
+    let view = files::grants(policy, survey, choices.cwd)?;
+    let abi = host.landlock_abi.min(KNOWN_ABI);
+    let network = match (&policy.network, tier) {
+        (Network::Host, _) => NetworkPlan::Host,
+        (_, Tier::Namespaces) => NetworkPlan::Private,
+        (_, Tier::Landlock) => NetworkPlan::NoSockets,
+    };
+    let mounts = match tier {
+        Tier::Namespaces => files::mounts(policy, host, &view),
+        Tier::Landlock => Vec::new(),
+    };
+    let paths = match tier {
+        Tier::Namespaces => files::rules_inside(&mounts),
+        Tier::Landlock => files::rules_outside(&view, choices.scratch),
+    };
+    let mut plan = Plan {
+        profile: policy.profile.clone(),
+        tier,
+        identity: identity(host, tier),
+        landlock: landlock(abi, tier, network, paths),
+        seccomp: SeccompPlan {
+            strict: policy.kernel.strict,
+            nested_sandbox: policy.kernel.nested_sandbox,
+            notify_connect: tier == Tier::Namespaces,
+            unix_sockets: tier == Tier::Namespaces,
+            unix_datagram: policy.kernel.unix_datagram && tier == Tier::Namespaces,
+            inet_sockets: network != NetworkPlan::NoSockets,
+            deny_ipc: tier == Tier::Landlock,
+        },
+        network,
+        unix_connect: policy.unix.connect.iter().map(|path| files::real(survey, path)).collect(),
+        limits: limits(&policy.limits, host, tier),
+        cwd: view.cwd.clone(),
+        mounts,
+        lost: Vec::new(),
+        weakened: Vec::new(),
+    };
+    let (lost, weakened) = losses::find(policy, host, &view, &plan);
+    plan.lost = lost;
+    plan.weakened = weakened;
+    Ok(plan)
+}
+
+fn identity(host: &Host, tier: Tier) -> Identity {
+    let root = host.uid == 0;
+    let (host_uid, host_gid) = if root { (ROOT_STAND_IN, ROOT_STAND_IN) } else { (host.uid, host.gid) };
+    let inside = |own: u32, stand_in: u32| if tier == Tier::Landlock { stand_in } else { own };
+    Identity {
+        uid: inside(host.uid, host_uid),
+        gid: inside(host.gid, host_gid),
+        host_uid,
+        host_gid,
+        idmap: root && tier == Tier::Namespaces,
+    }
+}
+
+fn landlock(abi: u32, tier: Tier, network: NetworkPlan, paths: Vec<PathRule>) -> Option<LandlockPlan> {
+    if abi == 0 {
+        return None;
+    }
+    // ABI 1 refuses every rename and link between directories (landlock(7), REFER); the mounts carry the rules alone.
+    let handle_files = abi >= 2 || tier == Tier::Landlock;
+    Some(LandlockPlan {
+        abi,
+        paths: if handle_files { paths } else { Vec::new() },
+        handle_files,
+        deny_tcp: abi >= 4 && network == NetworkPlan::NoSockets,
+        scope_signals: abi >= 6,
+        scope_abstract: abi >= 6,
+    })
+}
+
+fn limits(limits: &Limits, host: &Host, tier: Tier) -> LimitsPlan {
+    let memory = limits.memory.or(limits.memory_percent.map(|percent| host.memory / 100 * u64::from(percent)));
+    let group = |controller: &str| match &host.cgroup {
+        CgroupAccess::None => None,
+        CgroupAccess::V2 { controllers, .. } => controllers.iter().any(|c| c == controller).then_some(Enforcer::Cgroup),
+        CgroupAccess::V1 { memory, pids, cpu } => {
+            let has = match controller {
+                "memory" => memory.is_some(),
+                "pids" => pids.is_some(),
+                _ => cpu.is_some(),
+            };
+            has.then_some(Enforcer::Cgroup)
+        }
+        CgroupAccess::Systemd => None,
+    };
+    let processes_by = match limits.processes {
+        None => Enforcer::Nothing,
+        Some(_) => group("pids").unwrap_or(if tier == Tier::Namespaces && host.processes_per_userns {
+            Enforcer::Rlimit
+        } else {
+            Enforcer::Nothing
+        }),
+    };
+    LimitsPlan {
+        memory,
+        memory_by: memory.map_or(Enforcer::Nothing, |_| group("memory").unwrap_or(Enforcer::Watchdog)),
+        processes: limits.processes,
+        processes_by,
+        cpu_percent: limits.cpu_percent,
+        open_files: limits.open_files,
+        file_size: limits.file_size,
+        timeout: limits.timeout,
+        grace: limits.grace,
+    }
+}
+
+/// Is this guarantee asked for at all by the policy?
+fn wanted(policy: &Policy, guarantee: Guarantee) -> bool {
+    let limits = &policy.limits;
+    match guarantee {
+        Guarantee::MemoryLimited => limits.memory.is_some() || limits.memory_percent.is_some(),
+        Guarantee::ProcessesLimited => limits.processes.is_some(),
+        Guarantee::ScratchLimited => limits.scratch.is_some() || limits.shm.is_some(),
+        Guarantee::CpuLimited => limits.cpu_percent.is_some(),
+        Guarantee::NetworkMediated | Guarantee::LoopbackPrivate => policy.network != Network::Host,
+        _ => true,
+    }
+}
+
+fn rule(path: impl Into<PathBuf>, rights: PathRights) -> PathRule {
+    PathRule { path: path.into(), rights }
+}

@@ -1,0 +1,268 @@
+//! What a host cannot give, by guarantee, with the reason and the remedy.
+
+use hermes_profiles::{Access, Guarantee, Network, Policy, ospath};
+
+use super::files::View;
+use super::wanted;
+use crate::host::{CgroupAccess, Host, Probe, UsernsCause};
+use crate::plan::{Enforcer, Lost, NetworkPlan, Plan, Tier};
+
+/// The tier for a host when the caller does not insist: namespaces, unless only Landlock loses nothing required.
+pub fn tier(policy: &Policy, host: &Host) -> Tier {
+    let namespaces = host.userns.works() && host.proc_mount.works() && host.recursive_attributes.works();
+    let landlock_does = host.landlock_abi >= 3 && LANDLOCK_LOSES.iter().all(|(guarantee, _)| !policy.requires(*guarantee));
+    if !namespaces && landlock_does { Tier::Landlock } else { Tier::Namespaces }
+}
+
+/// What the Landlock tier never gives, with the kernel's reason.
+const LANDLOCK_LOSES: &[(Guarantee, &str)] = &[
+    (Guarantee::MetadataConfined, "Landlock does not rule chmod, chown, utimes, setxattr, stat and access"),
+    (Guarantee::ProcessesHidden, "without a pid namespace /proc lists the processes of the host"),
+    (Guarantee::HomePrivate, "without a mount namespace there is no private home, /tmp or /dev/shm"),
+    (Guarantee::LoopbackPrivate, "without a network namespace there is no own loopback; internet sockets are refused"),
+    (Guarantee::CachesProtected, "without a mount namespace caches cannot be copy-on-write; they are read-only"),
+];
+
+const NAMESPACES_REMEDY: &str = "allow unprivileged user namespaces on this host (`hermes-sandbox doctor` says how)";
+
+struct Losses<'a> {
+    policy: &'a Policy,
+    lost: Vec<Lost>,
+    weakened: Vec<Lost>,
+}
+
+impl Losses<'_> {
+    fn make(&self, guarantee: Guarantee, reason: impl Into<String>, remedy: impl Into<String>) -> Lost {
+        Lost { guarantee, required: self.policy.requires(guarantee), reason: reason.into(), remedy: remedy.into() }
+    }
+
+    fn lose(&mut self, guarantee: Guarantee, reason: impl Into<String>, remedy: impl Into<String>) {
+        if wanted(self.policy, guarantee) && !self.lost.iter().any(|lost| lost.guarantee == guarantee) {
+            let lost = self.make(guarantee, reason, remedy);
+            self.lost.push(lost);
+        }
+    }
+
+    fn weaken(&mut self, guarantee: Guarantee, reason: impl Into<String>, remedy: impl Into<String>) {
+        if wanted(self.policy, guarantee) {
+            let lost = self.make(guarantee, reason, remedy);
+            self.weakened.push(lost);
+        }
+    }
+}
+
+/// All losses of a plan: (lost, weakened).
+pub fn find(policy: &Policy, host: &Host, view: &View, plan: &Plan) -> (Vec<Lost>, Vec<Lost>) {
+    let mut losses = Losses { policy, lost: Vec::new(), weakened: Vec::new() };
+    match plan.tier {
+        Tier::Namespaces => namespaces(&mut losses, host, view),
+        Tier::Landlock => landlock(&mut losses, host, view),
+    }
+    if !host.seccomp.works() {
+        losses.lose(
+            Guarantee::SyscallsFiltered,
+            format!("this kernel loads no seccomp filter: {}", failure(&host.seccomp)),
+            "use a kernel with CONFIG_SECCOMP_FILTER",
+        );
+    }
+    network(&mut losses, plan);
+    limits(&mut losses, host, plan);
+    (losses.lost, losses.weakened)
+}
+
+fn namespaces(losses: &mut Losses<'_>, host: &Host, view: &View) {
+    if let Some((reason, remedy)) = why_no_namespaces(host) {
+        for guarantee in [
+            Guarantee::FilesReadConfined,
+            Guarantee::FilesWriteConfined,
+            Guarantee::NetworkMediated,
+            Guarantee::ProcessesHidden,
+            Guarantee::UnixSocketsConfined,
+        ] {
+            losses.lose(guarantee, reason.clone(), remedy.clone());
+        }
+    }
+    if host.uid == 0 && !host.idmap.works() {
+        losses.lose(
+            Guarantee::FilesWriteConfined,
+            format!("real root never enters, and id-mapped mounts for its stand-in fail: {}", failure(&host.idmap)),
+            "run as an ordinary user, or add --user NAME",
+        );
+    }
+    if !host.notify.works() {
+        losses.lose(
+            Guarantee::UnixSocketsConfined,
+            format!("seccomp notifications do not work here: {}", failure(&host.notify)),
+            "run where no other seccomp listener is in force (not inside another sandbox), on Linux 5.9 or later",
+        );
+    }
+    if view.grants.values().any(|grant| grant.access == Access::Overlay) && !host.overlay.works() {
+        losses.weaken(
+            Guarantee::CachesProtected,
+            format!("copy-on-write mounts fail ({}); caches are read-only", failure(&host.overlay)),
+            "use Linux 5.11 or later",
+        );
+    }
+    if host.landlock_abi == 0 {
+        for guarantee in [Guarantee::FilesReadConfined, Guarantee::FilesWriteConfined] {
+            losses.weaken(
+                guarantee,
+                "this kernel has no Landlock; the mounts alone carry the file rules",
+                "use Linux 5.13 or later with Landlock in the lsm= list",
+            );
+        }
+    } else if host.landlock_abi == 1 {
+        for guarantee in [Guarantee::FilesReadConfined, Guarantee::FilesWriteConfined] {
+            losses.weaken(
+                guarantee,
+                "Landlock ABI 1 refuses renames between directories; the mounts alone carry the file rules",
+                "use Linux 5.19 or later",
+            );
+        }
+    }
+    for hide in &view.hides {
+        let overlaid = view.covering(&hide.path).is_some_and(|(_, grant)| grant.access == Access::Overlay);
+        if overlaid && host.overlay.works() {
+            continue;
+        }
+        let what = if hide.kind.is_some() { "is replaced by the host" } else { "is created by the host" };
+        losses.weaken(
+            Guarantee::HiddenSurvivesReplacement,
+            format!("{} becomes visible when it {what} while the sandbox runs", ospath::escaped(&hide.path)),
+            "keep secrets outside granted trees, or grant the tree copy-on-write (--overlay)",
+        );
+        break;
+    }
+}
+
+fn landlock(losses: &mut Losses<'_>, host: &Host, view: &View) {
+    let old = |abi: u32| format!("Landlock ABI {} of this kernel does not have it (needs {abi})", host.landlock_abi);
+    if host.landlock_abi == 0 {
+        for guarantee in [Guarantee::FilesReadConfined, Guarantee::FilesWriteConfined] {
+            losses.lose(guarantee, "this kernel has no Landlock", NAMESPACES_REMEDY);
+        }
+    } else if host.landlock_abi < 3 {
+        losses.lose(
+            Guarantee::FilesWriteConfined,
+            format!("truncating files: {}", old(3)),
+            format!("use Linux 6.2 or later, or {NAMESPACES_REMEDY}"),
+        );
+    }
+    for (guarantee, reason) in LANDLOCK_LOSES {
+        losses.lose(*guarantee, *reason, NAMESPACES_REMEDY);
+    }
+    if host.landlock_abi < 6 {
+        losses.lose(Guarantee::SignalsConfined, format!("scoping of signals: {}", old(6)), "use Linux 6.12 or later");
+    }
+    if let Some(hide) = view.hides.first() {
+        losses.lose(
+            Guarantee::FilesHidden,
+            format!("Landlock cannot take {} out of a granted tree", ospath::escaped(&hide.path)),
+            format!("do not grant the tree around it, or {NAMESPACES_REMEDY}"),
+        );
+    }
+    losses.lose(Guarantee::HiddenSurvivesReplacement, "Landlock rules follow files, not names", NAMESPACES_REMEDY);
+    losses.weaken(
+        Guarantee::TreeKilled,
+        "without a pid namespace processes survive when the supervisor and init are both killed at once",
+        NAMESPACES_REMEDY,
+    );
+    losses.lose(Guarantee::ScratchLimited, "without a mount namespace there is no tmpfs of a set size", NAMESPACES_REMEDY);
+}
+
+fn network(losses: &mut Losses<'_>, plan: &Plan) {
+    if let Network::Routes(_) = losses.policy.network {
+        losses.lose(
+            Guarantee::NetworkMediated,
+            "routes need the egress proxy, which this version does not have",
+            "use --net off, or --net host to give up mediation",
+        );
+    }
+    if plan.network == NetworkPlan::Host && losses.policy.network != Network::Host {
+        losses.lose(Guarantee::NetworkMediated, "the host's network is used", NAMESPACES_REMEDY);
+    }
+}
+
+fn limits(losses: &mut Losses<'_>, host: &Host, plan: &Plan) {
+    let remedy = match host.cgroup {
+        CgroupAccess::Systemd => "start it by `systemd-run --user --scope -p Delegate=yes hermes-sandbox ...`",
+        _ => "run in a delegated cgroup v2 (for example `systemd-run --user --scope -p Delegate=yes`)",
+    };
+    if plan.limits.memory_by == Enforcer::Watchdog {
+        losses.weaken(
+            Guarantee::MemoryLimited,
+            "no control group is to be had; init adds up resident memory and kills",
+            remedy,
+        );
+    }
+    if plan.limits.processes_by == Enforcer::Nothing {
+        losses.lose(
+            Guarantee::ProcessesLimited,
+            "neither a control group nor RLIMIT_NPROC of an own user namespace (Linux 5.14) is to be had",
+            remedy,
+        );
+    }
+    let cpu = match &host.cgroup {
+        CgroupAccess::V2 { controllers, .. } => controllers.iter().any(|c| c == "cpu"),
+        CgroupAccess::V1 { cpu, .. } => cpu.is_some(),
+        _ => false,
+    };
+    if !cpu {
+        losses.lose(Guarantee::CpuLimited, "no control group with the cpu controller is to be had", remedy);
+    }
+}
+
+fn failure(probe: &Probe) -> String {
+    match probe {
+        Probe::Works => "works".to_owned(),
+        Probe::Fails(error) => error.to_string(),
+    }
+}
+
+/// Reason and remedy when the namespaces tier cannot start on this host.
+pub fn why_no_namespaces(host: &Host) -> Option<(String, String)> {
+    let nested = host.userns_cause == Some(UsernsCause::Nested);
+    if let Probe::Fails(error) = &host.userns {
+        let cause = match host.userns_cause {
+            Some(UsernsCause::AppArmor) => "AppArmor restricts unprivileged user namespaces",
+            Some(UsernsCause::Limit) => "user.max_user_namespaces is used up or 0",
+            Some(UsernsCause::Sysctl) => "kernel.unprivileged_userns_clone is 0",
+            Some(UsernsCause::Filter) => "a seccomp filter or container runtime refuses user namespaces",
+            Some(UsernsCause::Nested) => "this is already inside hermes-sandbox, which refuses nested user namespaces",
+            Some(UsernsCause::Kernel) => "this kernel has no user namespaces",
+            _ => "user namespaces fail",
+        };
+        let remedy = match host.userns_cause {
+            Some(UsernsCause::AppArmor) => {
+                "install scripts/apparmor/hermes-sandbox (`hermes-sandbox doctor` shows the two commands)"
+            }
+            Some(UsernsCause::Limit) => "as root: sysctl user.max_user_namespaces=10000",
+            Some(UsernsCause::Sysctl) => "as root: sysctl kernel.unprivileged_userns_clone=1",
+            Some(UsernsCause::Nested) => "run the command directly: the outer sandbox confines it already",
+            Some(UsernsCause::Filter) => {
+                "run it outside that container, or give the container a profile that allows user namespaces"
+            }
+            _ => "use a kernel with user namespaces, or `--tier landlock` with the losses it names",
+        };
+        return Some((format!("{cause}: {error}"), remedy.to_owned()));
+    }
+    if let Probe::Fails(error) = &host.proc_mount {
+        let reason = format!("{error}: parts of the host's /proc are covered (a container runtime does that)");
+        let remedy = if nested {
+            "run the command directly: the outer sandbox confines it already"
+        } else {
+            "start the container with `--security-opt systempaths=unconfined` (Podman: unmask=ALL)"
+        };
+        return Some((reason, remedy.to_owned()));
+    }
+    if let Probe::Fails(error) = &host.recursive_attributes {
+        let reason = format!("read-only mounts of whole trees need Linux 5.12: {error}");
+        return Some((reason, "use Linux 5.12 or later, or `--tier landlock` with the losses it names".to_owned()));
+    }
+    match &host.netns {
+        Probe::Fails(error) => {
+            Some((format!("network namespaces fail: {error}"), "use a kernel with network namespaces".to_owned()))
+        }
+        Probe::Works => None,
+    }
+}

@@ -1,0 +1,422 @@
+//! Answers "why can it not ...?" from policy and plan: which rule decides, which layer enforces it, what would change it,
+//! or that nothing enforces it. Pure functions; nothing is tried, so every answer is [`Certainty::Computed`].
+
+use std::path::{Path, PathBuf};
+
+use hermes_profiles::{Access, FileRule, Guarantee, Network, Origin, Policy, ospath};
+use serde::Serialize;
+
+use crate::plan::{MountStep, NetworkPlan, PathRights, Plan, SeccompPlan};
+use crate::survey::{Found, Survey};
+
+/// How an answer was come by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Certainty {
+    /// It was seen to happen.
+    Observed,
+    /// It follows from the plan.
+    Computed,
+    /// It is likely.
+    Guessed,
+}
+
+/// What refuses an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layer {
+    /// The file system that was built for the sandbox.
+    Mounts,
+    /// Landlock.
+    Landlock,
+    /// The system call filter.
+    Seccomp,
+    /// The network namespace.
+    NetworkNamespace,
+    /// The environment is built from an allowlist.
+    Environment,
+}
+
+impl Layer {
+    /// For people, after "by".
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Mounts => "the sandbox's own mounts",
+            Self::Landlock => "Landlock",
+            Self::Seccomp => "the system call filter",
+            Self::NetworkNamespace => "the network namespace",
+            Self::Environment => "the environment allowlist",
+        }
+    }
+}
+
+/// What happens when it is tried inside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// The sandbox does not refuse it; the kernel's ordinary permissions still apply.
+    Allowed,
+    /// It is refused by these layers, each by itself.
+    Enforced(Vec<Layer>),
+    /// The policy refuses it, and nothing enforces that: the reason.
+    NotEnforced(String),
+}
+
+/// The rule that decides.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Rule {
+    /// What it says.
+    pub text: String,
+    /// Where it was written.
+    pub origin: Origin,
+}
+
+/// The answer to one question. Texts may hold what was asked; escape them before printing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Answer {
+    /// What was asked about.
+    pub subject: String,
+    /// Each operation (`read`, `write`, `connect`, `call`, `pass`) and what happens.
+    pub verdicts: Vec<(&'static str, Verdict)>,
+    /// The rule that decides; `None` when no rule names it.
+    pub rule: Option<Rule>,
+    /// What would allow it.
+    pub allow: Option<String>,
+    /// What else should be known.
+    pub notes: Vec<String>,
+    /// How the answer was come by.
+    pub certainty: Certainty,
+}
+
+impl Answer {
+    fn new(subject: impl Into<String>) -> Self {
+        Self {
+            subject: subject.into(),
+            verdicts: Vec::new(),
+            rule: None,
+            allow: None,
+            notes: Vec::new(),
+            certainty: Certainty::Computed,
+        }
+    }
+}
+
+/// Can `path` (absolute, as the host has it) be read and written inside? `survey` should know `path` and the paths of
+/// the policy; symlinks that it does not know are not seen through.
+pub fn explain_path(policy: &Policy, plan: &Plan, survey: &Survey, path: &Path) -> Answer {
+    let real = real_path(survey, path);
+    let rule = deciding_rule(policy, survey, path, real);
+    let wish = rule.map(|rule| rule.access);
+    let sight = sight(plan, real);
+    let mut answer = Answer::new(ospath::escaped(path));
+    if real != path {
+        answer.notes.push(format!("it leads to {}", ospath::escaped(real)));
+    }
+    match survey.get(path) {
+        Found::Absent => answer.notes.push("nothing is there on the host now".into()),
+        Found::Unreadable(_) => answer.notes.push("the caller cannot look at it either".into()),
+        Found::Present { .. } => {}
+    }
+    answer.notes.extend(sight.note);
+    if wish == Some(Access::Overlay) && sight.write.is_empty() {
+        answer.notes.push("changes stay in a private layer and do not reach the host".into());
+    }
+    let may_read = !matches!(wish, None | Some(Access::Hidden));
+    let may_write = matches!(wish, Some(Access::Write | Access::Overlay));
+    // A place of the sandbox's own needs no rule: nothing of the host is reached there.
+    let own = sight.own;
+    answer.verdicts = vec![
+        ("read", verdict(plan, &sight.read, may_read || own, &[Guarantee::FilesHidden, Guarantee::FilesReadConfined])),
+        ("write", verdict(plan, &sight.write, may_write || own, &[Guarantee::FilesWriteConfined, Guarantee::FilesHidden])),
+    ];
+    if plan.mounts.is_empty() && !may_read {
+        answer
+            .notes
+            .extend(loss(plan, &[Guarantee::MetadataConfined]).map(|reason| format!("its metadata is not confined: {reason}")));
+    }
+    let flag = |flag: &str| format!("{flag} {}", quoted(&ospath::escaped(path)));
+    answer.allow = match (wish, rule.map(|rule| &rule.origin)) {
+        (Some(Access::Write | Access::Overlay), _) => None,
+        (Some(Access::Hidden), Some(Origin::Flag(name))) => Some(format!("leave out {name} {}", rule_path(rule))),
+        (Some(Access::Hidden), Some(origin @ Origin::File { .. })) => {
+            Some(format!("take {} out of `hide` in {origin}", rule_path(rule)))
+        }
+        (Some(Access::Hidden), _) => Some(format!("a profile of your own that does not hide {}", rule_path(rule))),
+        (Some(Access::Read), _) => Some(format!("{} (to write)", flag("--rw"))),
+        (None, _) => Some(format!("{} (to read) or {} (to write too)", flag("--ro"), flag("--rw"))),
+    };
+    answer.rule = rule.map(|rule| Rule {
+        text: format!("{} {}", access_word(rule.access), ospath::escaped(&rule.path)),
+        origin: rule.origin.clone(),
+    });
+    if rule.is_none() {
+        answer.notes.push("no rule grants it, and what no rule grants is refused".into());
+    }
+    answer
+}
+
+/// Can the sandbox connect to `host` (a name or a literal address), on `port` or on any?
+pub fn explain_host(policy: &Policy, plan: &Plan, host: &str, port: Option<u16>) -> Answer {
+    let host = host.trim_end_matches('.').to_ascii_lowercase();
+    let mut answer = Answer::new(match port {
+        Some(port) => format!("{host}:{port}"),
+        None => host.clone(),
+    });
+    let route = match &policy.network {
+        Network::Routes(routes) => {
+            routes.iter().find(|route| host_matches(&route.host, &host) && port.is_none_or(|port| route.ports.contains(&port)))
+        }
+        Network::Off | Network::Host => None,
+    };
+    let layers = match plan.network {
+        NetworkPlan::Host => Vec::new(),
+        NetworkPlan::Private => vec![Layer::NetworkNamespace],
+        NetworkPlan::NoSockets => vec![Layer::Seccomp],
+    };
+    let wanted = route.is_some() || policy.network == Network::Host;
+    if wanted && !layers.is_empty() {
+        answer.notes.push("the policy names it, but this plan has no way out".into());
+    }
+    if plan.network == NetworkPlan::Private && is_loopback(&host) {
+        answer.notes.push("loopback inside is the sandbox's own; services of the host do not listen there".into());
+    }
+    if plan.network == NetworkPlan::Host {
+        answer.notes.push("the host's network is given as it is; nothing mediates it".into());
+    }
+    let landlock = plan.landlock.as_ref().is_some_and(|landlock| landlock.deny_tcp);
+    let layers = layers.into_iter().chain(landlock.then_some(Layer::Landlock)).collect::<Vec<_>>();
+    answer.verdicts = vec![("connect", verdict(plan, &layers, wanted, &[Guarantee::NetworkMediated]))];
+    answer.allow = (!wanted).then(|| {
+        let port = port.map(|port| format!(":{port}")).unwrap_or_default();
+        format!("--allow-host {}", quoted(&format!("{host}{port}")))
+    });
+    answer.rule = route.map(|route| Rule {
+        text: format!("route {} on {}", route.host, route.ports.iter().map(u16::to_string).collect::<Vec<_>>().join(", ")),
+        origin: route.origin.clone(),
+    });
+    if !wanted {
+        let why = if policy.network == Network::Off { "the policy gives no network" } else { "no route names it" };
+        answer.notes.push(why.into());
+    }
+    answer
+}
+
+/// What the filter answers to a call, as its rule table has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CallAnswer {
+    /// It goes to the kernel.
+    Allow,
+    /// It is answered with this errno, by its name.
+    Errno(String),
+    /// The process is killed.
+    Kill,
+    /// The broker answers.
+    Broker,
+    /// It depends on the arguments: how.
+    Depends(String),
+}
+
+/// What does the filter answer to the call `name`? `answer_of` looks it up in the rule table; `None`: no such call.
+pub fn explain_syscall(plan: &Plan, name: &str, answer_of: &dyn Fn(&SeccompPlan, &str) -> Option<CallAnswer>) -> Answer {
+    let mut answer = Answer::new(name);
+    let refused = Verdict::Enforced(vec![Layer::Seccomp]);
+    let (verdict, note) = match answer_of(&plan.seccomp, name) {
+        Some(CallAnswer::Allow) => (Verdict::Allowed, None),
+        Some(CallAnswer::Errno(errno)) => (refused, Some(format!("it fails with {errno}"))),
+        Some(CallAnswer::Kill) => (refused, Some("the process is killed".to_owned())),
+        Some(CallAnswer::Broker) => (Verdict::Allowed, Some("each call is checked and made by the sandbox's broker".to_owned())),
+        Some(CallAnswer::Depends(how)) => (Verdict::Allowed, Some(how)),
+        None => (refused, Some("no call of this name is known here; unknown numbers fail with ENOSYS".to_owned())),
+    };
+    if matches!(verdict, Verdict::Enforced(_)) {
+        answer.rule = Some(Rule { text: "the default filter".into(), origin: Origin::Derived("built in".into()) });
+        answer.allow = match name {
+            "unshare" | "setns" => Some("nested_sandbox = true in [kernel] of a profile".into()),
+            _ => Some("nothing: no option of a policy opens it".into()),
+        };
+    }
+    answer.verdicts = vec![("call", verdict)];
+    answer.notes.extend(note);
+    answer
+}
+
+/// Does a variable go in? `dropped`: why it stays out, in words; `None` when it passes.
+pub fn explain_env(policy: &Policy, name: &str, dropped: Option<String>) -> Answer {
+    let rules = &policy.environment;
+    let mut answer = Answer::new(name);
+    let rule = if rules.set.contains_key(name) {
+        Some("set by the policy")
+    } else if rules.explicit.contains(name) {
+        Some("named by --env or by the profile, whatever it holds")
+    } else {
+        None
+    };
+    answer.rule = rule.map(|text| Rule { text: text.into(), origin: Origin::Derived("policy".into()) });
+    let verdict = if dropped.is_none() { Verdict::Allowed } else { Verdict::Enforced(vec![Layer::Environment]) };
+    answer.allow = dropped.is_some().then(|| format!("--env {}", quoted(name)));
+    answer.notes.extend(dropped);
+    answer.verdicts = vec![("pass", verdict)];
+    answer
+}
+
+/// What the plan makes of a host path.
+struct Sight {
+    /// Layers that refuse reading; empty when it is possible.
+    read: Vec<Layer>,
+    /// Layers that refuse writing.
+    write: Vec<Layer>,
+    /// Something of the sandbox's own stands there.
+    own: bool,
+    note: Option<String>,
+}
+
+fn sight(plan: &Plan, path: &Path) -> Sight {
+    let mut sight = Sight { read: Vec::new(), write: Vec::new(), own: false, note: None };
+    let mut seen_at = path.to_owned();
+    if !plan.mounts.is_empty() {
+        match exposure(&plan.mounts, path) {
+            Some((inside, writable)) => {
+                if inside != path {
+                    sight.note = Some(format!("inside it is {}", ospath::escaped(&inside)));
+                }
+                seen_at = inside;
+                if !writable {
+                    sight.write.push(Layer::Mounts);
+                }
+            }
+            None => {
+                match top(&plan.mounts, path) {
+                    Some(MountStep::Tmpfs { target, writable: true, .. }) => {
+                        sight.own = true;
+                        sight.note =
+                            Some(format!("{} is a private directory inside; the host's is not there", ospath::escaped(target)));
+                    }
+                    Some(MountStep::Proc | MountStep::Dev { .. }) => {
+                        sight.own = true;
+                        sight.note = Some("the sandbox has its own here".into());
+                    }
+                    _ => {}
+                }
+                // What stands there instead is the sandbox's; the host's file is out of reach.
+                sight.read.push(Layer::Mounts);
+                sight.write.push(Layer::Mounts);
+            }
+        }
+    }
+    if let Some(landlock) = plan.landlock.as_ref().filter(|landlock| landlock.handle_files) {
+        let rights = || landlock.paths.iter().filter(|rule| seen_at.starts_with(&rule.path)).map(|rule| rule.rights);
+        if !rights().any(|rights| matches!(rights, PathRights::Read | PathRights::Write | PathRights::Device)) {
+            sight.read.push(Layer::Landlock);
+        }
+        if !rights().any(|rights| matches!(rights, PathRights::Write | PathRights::Device)) {
+            sight.write.push(Layer::Landlock);
+        }
+    }
+    sight
+}
+
+/// Where the mounts show a host path inside, and may it be written there?
+fn exposure(mounts: &[MountStep], path: &Path) -> Option<(PathBuf, bool)> {
+    mounts.iter().find_map(|step| {
+        let (source, target, writable, whiteouts): (_, _, _, &[PathBuf]) = match step {
+            MountStep::Bind { source, target, writable, .. } => (source, target, *writable, &[]),
+            MountStep::Overlay { source, target, whiteouts, .. } => (source, target, true, whiteouts),
+            _ => return None,
+        };
+        let below = path.strip_prefix(&source.path).ok()?;
+        if whiteouts.iter().any(|gone| below.starts_with(gone)) {
+            return None;
+        }
+        let inside = if below.as_os_str().is_empty() { target.clone() } else { target.join(below) };
+        std::ptr::eq(top(mounts, &inside)?, step).then_some((inside, writable))
+    })
+}
+
+/// The step that made what stands at `path` inside: the deepest, and of equals the last.
+fn top<'a>(mounts: &'a [MountStep], path: &Path) -> Option<&'a MountStep> {
+    mounts
+        .iter()
+        .filter(|step| match step {
+            // These make one entry in the file system that they stand in and cover nothing.
+            MountStep::Directory { .. } | MountStep::Symlink { .. } => false,
+            _ => path.starts_with(step.target()),
+        })
+        .max_by_key(|step| step.target().components().count())
+}
+
+fn verdict(plan: &Plan, layers: &[Layer], allowed: bool, promises: &[Guarantee]) -> Verdict {
+    if !layers.is_empty() {
+        Verdict::Enforced(layers.to_vec())
+    } else if allowed {
+        Verdict::Allowed
+    } else {
+        Verdict::NotEnforced(loss(plan, promises).unwrap_or_else(|| "no layer of this plan covers it".into()))
+    }
+}
+
+/// Why one of these guarantees is lost or weakened.
+fn loss(plan: &Plan, guarantees: &[Guarantee]) -> Option<String> {
+    plan.lost
+        .iter()
+        .chain(&plan.weakened)
+        .find(|lost| guarantees.contains(&lost.guarantee))
+        .map(|lost| format!("{}: {}", lost.guarantee, lost.reason))
+}
+
+fn real_path<'a>(survey: &'a Survey, path: &'a Path) -> &'a Path {
+    match survey.get(path) {
+        Found::Present { real, .. } => real,
+        _ => path,
+    }
+}
+
+/// As [`Policy::rule_for`], seeing through the symlinks that the survey knows.
+fn deciding_rule<'a>(policy: &'a Policy, survey: &Survey, path: &Path, real: &Path) -> Option<&'a FileRule> {
+    policy
+        .files
+        .iter()
+        .filter_map(|rule| {
+            let place = real_path(survey, &rule.path);
+            let lexical = path.starts_with(&rule.path).then(|| rule.path.components().count());
+            let actual = real.starts_with(place).then(|| place.components().count());
+            Some((rule, lexical.max(actual)?))
+        })
+        .max_by_key(|(rule, depth)| (rule.access == Access::Hidden, *depth, rule.access))
+        .map(|(rule, _)| rule)
+}
+
+fn rule_path(rule: Option<&FileRule>) -> String {
+    rule.map(|rule| quoted(&ospath::escaped(&rule.path))).unwrap_or_default()
+}
+
+fn access_word(access: Access) -> &'static str {
+    match access {
+        Access::Hidden => "hide",
+        Access::Read => "read",
+        Access::Write => "write",
+        Access::Overlay => "copy-on-write",
+    }
+}
+
+/// `text` as one word of a shell.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%~".contains(c);
+    if !text.is_empty() && text.chars().all(plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
+
+fn host_matches(pattern: &str, host: &str) -> bool {
+    match pattern.strip_prefix("*.") {
+        Some(parent) => host.strip_suffix(parent).is_some_and(|labels| labels.len() > 1 && labels.ends_with('.')),
+        None => pattern == host,
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    host == "localhost"
+        || host.ends_with(".localhost")
+        || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+#[path = "explain_tests.rs"]
+mod tests;

@@ -1,0 +1,253 @@
+//! The sandbox of these tests: /usr read-only, a private home, a workspace in it with one hidden file.
+
+use super::*;
+use crate::plan::{Enforcer, Identity, LandlockPlan, LimitsPlan, Lost, PathRule, Source, Tier};
+use hermes_profiles::{EnvironmentRules, Home, HomeMode, KernelRules, Limits, Route, UnixRules};
+
+fn rule(path: &str, access: Access, origin: Origin) -> FileRule {
+    FileRule { path: path.into(), access, optional: true, origin }
+}
+
+fn policy() -> Policy {
+    let base = || Origin::Builtin("base".into());
+    Policy {
+        profile: "agent".into(),
+        workspace: "/home/u/ws".into(),
+        workspace_access: Access::Write,
+        home: Home { dir: Some("/home/u".into()), mode: HomeMode::Private },
+        files: vec![
+            rule("/usr", Access::Read, base()),
+            rule("/lib", Access::Read, base()),
+            rule("/home/u/ws", Access::Write, base()),
+            rule("/home/u/ws/s.env", Access::Hidden, Origin::Flag("--deny".into())),
+        ],
+        environment: EnvironmentRules::default(),
+        network: Network::Off,
+        unix: UnixRules::default(),
+        limits: Limits::default(),
+        kernel: KernelRules::default(),
+        preferred: [].into(),
+        accepted: [].into(),
+        guard: Vec::new(),
+    }
+}
+
+fn bind(path: &str, writable: bool) -> MountStep {
+    MountStep::Bind {
+        source: Source { path: path.into(), dev: 1, ino: 1 },
+        target: path.into(),
+        directory: true,
+        writable,
+        device: false,
+    }
+}
+
+fn tmpfs(path: &str, writable: bool) -> MountStep {
+    MountStep::Tmpfs { target: path.into(), size: None, mode: 0o755, writable }
+}
+
+fn allowed(path: &str, rights: PathRights) -> PathRule {
+    PathRule { path: path.into(), rights }
+}
+
+fn plan() -> Plan {
+    Plan {
+        profile: "agent".into(),
+        tier: Tier::Namespaces,
+        identity: Identity { uid: 1000, gid: 1000, host_uid: 1000, host_gid: 1000, idmap: false },
+        mounts: vec![
+            tmpfs("/", false),
+            bind("/usr", false),
+            MountStep::Symlink { target: "/lib".into(), to: "usr/lib".into() },
+            tmpfs("/tmp", true),
+            tmpfs("/home/u", true),
+            bind("/home/u/ws", true),
+            MountStep::Mask { target: "/home/u/ws/s.env".into(), directory: false },
+            MountStep::Proc,
+        ],
+        landlock: Some(LandlockPlan {
+            abi: 7,
+            paths: vec![
+                allowed("/usr", PathRights::Read),
+                allowed("/tmp", PathRights::Write),
+                allowed("/home/u", PathRights::Write),
+            ],
+            handle_files: true,
+            deny_tcp: false,
+            scope_signals: true,
+            scope_abstract: true,
+        }),
+        seccomp: SeccompPlan {
+            strict: false,
+            nested_sandbox: false,
+            notify_connect: true,
+            unix_sockets: true,
+            unix_datagram: false,
+            inet_sockets: true,
+            deny_ipc: false,
+        },
+        network: NetworkPlan::Private,
+        unix_connect: Vec::new(),
+        limits: LimitsPlan {
+            memory: None,
+            memory_by: Enforcer::Nothing,
+            processes: None,
+            processes_by: Enforcer::Nothing,
+            cpu_percent: None,
+            open_files: None,
+            file_size: None,
+            timeout: None,
+            grace: 2000,
+        },
+        cwd: "/home/u/ws".into(),
+        lost: Vec::new(),
+        weakened: Vec::new(),
+    }
+}
+
+/// The same without namespaces: nothing can hide a file inside a granted tree.
+fn landlock_plan() -> Plan {
+    let mut plan = Plan { tier: Tier::Landlock, mounts: Vec::new(), network: NetworkPlan::NoSockets, ..plan() };
+    if let Some(landlock) = &mut plan.landlock {
+        landlock.paths = vec![allowed("/usr", PathRights::Read), allowed("/home/u/ws", PathRights::Write)];
+    }
+    let lost = |guarantee, reason: &str| Lost { guarantee, required: false, reason: reason.into(), remedy: String::new() };
+    plan.lost = vec![
+        lost(Guarantee::FilesHidden, "Landlock cannot hide below a grant"),
+        lost(Guarantee::MetadataConfined, "Landlock has no such right"),
+    ];
+    plan
+}
+
+fn survey() -> Survey {
+    let mut survey = Survey::default();
+    let present = |real: &str| Found::Present {
+        real: real.into(),
+        kind: crate::survey::Kind::Directory,
+        dev: 1,
+        ino: 1,
+        uid: 0,
+        links: Vec::new(),
+    };
+    for path in ["/usr", "/home/u/ws", "/home/u/ws/s.env", "/home/u/.ssh/id", "/tmp/x", "/usr/bin/sh"] {
+        survey.insert(path, present(path));
+    }
+    survey.insert("/lib", present("/usr/lib"));
+    survey.insert("/lib/x.so", present("/usr/lib/x.so"));
+    survey
+}
+
+fn path(plan: &Plan, path: &str) -> (Verdict, Verdict, Answer) {
+    let answer = explain_path(&policy(), plan, &survey(), Path::new(path));
+    (answer.verdicts[0].1.clone(), answer.verdicts[1].1.clone(), answer)
+}
+
+const BOTH: [Layer; 2] = [Layer::Mounts, Layer::Landlock];
+
+#[test]
+fn a_granted_tree_is_granted() {
+    let (read, write, answer) = path(&plan(), "/home/u/ws");
+    assert_eq!((read, write), (Verdict::Allowed, Verdict::Allowed));
+    assert_eq!((answer.allow, answer.notes), (None, vec![]));
+    let (read, write, answer) = path(&plan(), "/usr/bin/sh");
+    assert_eq!((read, write), (Verdict::Allowed, Verdict::Enforced(BOTH.to_vec())));
+    assert_eq!(answer.allow.as_deref(), Some("--rw /usr/bin/sh (to write)"));
+    assert_eq!(answer.rule.map(|rule| (rule.text, rule.origin.to_string())), Some(("read /usr".into(), "profile base".into())));
+}
+
+#[test]
+fn what_no_rule_names_is_refused_and_the_flag_is_named() {
+    let (read, write, answer) = path(&plan(), "/home/u/.ssh/id");
+    // The private home covers it, and inside that tree Landlock has nothing against it.
+    assert_eq!((read, write), (Verdict::Enforced(vec![Layer::Mounts]), Verdict::Enforced(vec![Layer::Mounts])));
+    assert_eq!(answer.allow.as_deref(), Some("--ro /home/u/.ssh/id (to read) or --rw /home/u/.ssh/id (to write too)"));
+    assert!(answer.notes[0].contains("/home/u is a private directory"));
+    let (read, _, answer) = path(&plan(), "/etc/shadow file");
+    assert_eq!(read, Verdict::Enforced(BOTH.to_vec()));
+    assert!(answer.allow.is_some_and(|allow| allow.starts_with("--ro '/etc/shadow file'")));
+}
+
+#[test]
+fn a_hidden_file_inside_a_grant() {
+    let (read, _, answer) = path(&plan(), "/home/u/ws/s.env");
+    assert_eq!(read, Verdict::Enforced(vec![Layer::Mounts]));
+    assert_eq!(answer.allow.as_deref(), Some("leave out --deny /home/u/ws/s.env"));
+
+    let (read, write, _) = path(&landlock_plan(), "/home/u/ws/s.env");
+    let nothing = Verdict::NotEnforced("files-hidden: Landlock cannot hide below a grant".into());
+    assert_eq!((read, write), (nothing.clone(), nothing));
+}
+
+#[test]
+fn whiteouts_hide_and_copies_are_said_to_be_copies() {
+    let mut plan = plan();
+    let source = Source { path: "/home/u/ws".into(), dev: 1, ino: 1 };
+    plan.mounts[5] = MountStep::Overlay { source, target: "/home/u/ws".into(), size: None, whiteouts: vec!["s.env".into()] };
+    plan.mounts.remove(6);
+    assert_eq!(path(&plan, "/home/u/ws/s.env").0, Verdict::Enforced(vec![Layer::Mounts]));
+    let mut policy = policy();
+    policy.files[2].access = Access::Overlay;
+    let answer = explain_path(&policy, &plan, &survey(), Path::new("/home/u/ws"));
+    assert_eq!(answer.verdicts[1].1, Verdict::Allowed);
+    assert!(answer.notes.iter().any(|note| note.contains("do not reach the host")));
+}
+
+#[test]
+fn symlinks_are_seen_through() {
+    let (read, _, answer) = path(&plan(), "/lib/x.so");
+    assert_eq!(read, Verdict::Allowed);
+    assert_eq!(answer.notes, ["it leads to /usr/lib/x.so"]);
+}
+
+#[test]
+fn without_mounts_landlock_refuses_and_metadata_is_said_to_be_open() {
+    let (read, write, answer) = path(&landlock_plan(), "/home/u/.ssh/id");
+    assert_eq!((read, write), (Verdict::Enforced(vec![Layer::Landlock]), Verdict::Enforced(vec![Layer::Landlock])));
+    assert!(answer.notes.iter().any(|note| note.contains("metadata-confined")));
+}
+
+#[test]
+fn hosts() {
+    let connect = |policy: &Policy, plan: &Plan, host: &str, port| {
+        let answer = explain_host(policy, plan, host, port);
+        (answer.verdicts[0].1.clone(), answer)
+    };
+    let mut policy = policy();
+    let (verdict, answer) = connect(&policy, &plan(), "API.example.test.", Some(443));
+    assert_eq!(verdict, Verdict::Enforced(vec![Layer::NetworkNamespace]));
+    assert_eq!(answer.allow.as_deref(), Some("--allow-host api.example.test:443"));
+    assert_eq!(connect(&policy, &landlock_plan(), "x.test", None).0, Verdict::Enforced(vec![Layer::Seccomp]));
+    assert!(connect(&policy, &plan(), "127.0.0.1", Some(80)).1.notes[0].contains("sandbox's own"));
+
+    policy.network =
+        Network::Routes(vec![Route { host: "*.example.test".into(), ports: vec![443], origin: Origin::Builtin("agent".into()) }]);
+    assert!(connect(&policy, &plan(), "api.example.test", Some(443)).1.rule.is_some());
+    assert!(connect(&policy, &plan(), "api.example.test", Some(22)).1.rule.is_none());
+    assert!(connect(&policy, &plan(), "example.test", None).1.rule.is_none());
+    assert!(connect(&policy, &plan(), "notexample.test", None).1.rule.is_none());
+
+    policy.network = Network::Host;
+    let host = Plan { network: NetworkPlan::Host, ..plan() };
+    assert_eq!(connect(&policy, &host, "x.test", None).0, Verdict::Allowed);
+}
+
+#[test]
+fn calls() {
+    let table = |_: &SeccompPlan, name: &str| match name {
+        "read" => Some(CallAnswer::Allow),
+        "mount" => Some(CallAnswer::Errno("EPERM".into())),
+        _ => None,
+    };
+    let verdict = |name| explain_syscall(&plan(), name, &table).verdicts[0].1.clone();
+    assert_eq!(verdict("read"), Verdict::Allowed);
+    assert_eq!(verdict("mount"), Verdict::Enforced(vec![Layer::Seccomp]));
+    assert_eq!(verdict("no_such"), Verdict::Enforced(vec![Layer::Seccomp]));
+}
+
+#[test]
+fn variables() {
+    let answer = explain_env(&policy(), "AWS_SECRET", Some("its name means a credential".into()));
+    assert_eq!(answer.verdicts, [("pass", Verdict::Enforced(vec![Layer::Environment]))]);
+    assert_eq!(answer.allow.as_deref(), Some("--env AWS_SECRET"));
+    assert_eq!(explain_env(&policy(), "PATH", None).verdicts, [("pass", Verdict::Allowed)]);
+}

@@ -1,0 +1,94 @@
+//! Enforces a [`LandlockPlan`] on the calling thread.
+//!
+//! The `landlock` crate negotiates; what the plan asks for is required, never best effort.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr, RulesetCreated,
+    RulesetCreatedAttr, Scope,
+};
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::{Mode, fstat};
+
+use crate::plan::{LandlockPlan, PathRights};
+use crate::step::{At, Step, StepError};
+
+/// The highest ABI that the crate and this program know.
+pub const KNOWN_ABI: u32 = 10;
+
+/// A descriptor that goes in and may be opened again by `/proc/self/fd/N`, with the rights it was opened with.
+#[derive(Debug)]
+pub struct Handed {
+    /// The file or terminal.
+    pub fd: OwnedFd,
+    /// May it be written?
+    pub writable: bool,
+}
+
+/// Puts the calling thread, and what it starts from now on, into a new domain.
+///
+/// # Errors
+/// [`Step::Landlock`] with the path whose rule failed, or [`Step::Open`].
+pub fn restrict(plan: &LandlockPlan, handed: &[Handed]) -> Result<(), StepError> {
+    let abi = ABI::from(plan.abi as i32);
+    let mut ruleset = create(plan, abi)?;
+    for rule in &plan.paths {
+        let fd = match open(&rule.path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()) {
+            // Gone since it was looked at: a rule that is not made allows nothing.
+            Err(Errno::ENOENT) => continue,
+            other => other.at_path(Step::Open, &rule.path)?,
+        };
+        ruleset = add(ruleset, &fd, rights(rule.rights, abi)).map_err(|errno| StepError::on(Step::Landlock, &rule.path, errno))?;
+    }
+    if plan.handle_files {
+        for file in handed {
+            let wanted = if file.writable { PathRights::Device } else { PathRights::Read };
+            ruleset = add(ruleset, &file.fd, rights(wanted, abi)).map_err(|errno| StepError::new(Step::Landlock, errno))?;
+        }
+    }
+    ruleset.restrict_self().map(drop).map_err(|_| StepError::new(Step::Landlock, Errno::last()))
+}
+
+fn create(plan: &LandlockPlan, abi: ABI) -> Result<RulesetCreated, StepError> {
+    let error = |_| StepError::new(Step::Landlock, Errno::last());
+    let mut ruleset = Ruleset::new().set_compatibility(CompatLevel::HardRequirement);
+    if plan.handle_files {
+        ruleset = ruleset.handle_access(files(abi)).map_err(error)?;
+    }
+    if plan.deny_tcp {
+        ruleset = ruleset.handle_access(AccessNet::from_all(ABI::V4)).map_err(error)?;
+    }
+    if plan.scope_signals {
+        ruleset = ruleset.scope(Scope::Signal).map_err(error)?;
+    }
+    if plan.scope_abstract {
+        ruleset = ruleset.scope(Scope::AbstractUnixSocket).map_err(error)?;
+    }
+    ruleset.create().map_err(error)
+}
+
+/// Rights that are handled. Connecting to unix sockets is judged by the broker, which also knows who bound them.
+fn files(abi: ABI) -> BitFlags<AccessFs> {
+    AccessFs::from_all(abi) & !AccessFs::ResolveUnix
+}
+
+fn rights(rights: PathRights, abi: ABI) -> BitFlags<AccessFs> {
+    match rights {
+        PathRights::List => AccessFs::ReadDir.into(),
+        PathRights::Read => AccessFs::Execute | AccessFs::ReadFile | AccessFs::ReadDir,
+        PathRights::Write => files(abi),
+        PathRights::Device => {
+            (AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::ReadDir | AccessFs::Truncate | AccessFs::IoctlDev) & files(abi)
+        }
+    }
+}
+
+fn add(ruleset: RulesetCreated, fd: &OwnedFd, mut rights: BitFlags<AccessFs>) -> Result<RulesetCreated, Errno> {
+    // The kernel refuses directory rights on anything else (landlock_add_rule(2), EINVAL).
+    if fstat(fd)?.st_mode & libc::S_IFMT != libc::S_IFDIR {
+        rights &= AccessFs::from_file(ABI::V5);
+    }
+    ruleset.add_rule(PathBeneath::new(fd.as_fd(), rights)).map_err(|_| Errno::last())
+}

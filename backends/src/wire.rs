@@ -1,0 +1,284 @@
+//! What the supervisor and init say to each other over one SEQPACKET socket.
+//!
+//! Each message is one datagram in postcard form; a message that does not fit is put into a sealed memory file that
+//! travels as the first descriptor. Init is trusted by the supervisor no more than it must be: whatever arrives is
+//! decoded with limits and never panics.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, sendmsg, socketpair,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::local::sys::fd::received;
+use crate::plan::{LandlockPlan, MountStep, NetworkPlan, Tier};
+use crate::step::StepError;
+
+/// Longest datagram, in bytes; longer messages go by memory file. Well below the default socket buffer (212992).
+const INLINE: usize = 48 * 1024;
+/// Longest message, in bytes: the kernel's limit for arguments and environment (a quarter of an 8 MiB stack) and air.
+pub const LONGEST: usize = 8 << 20;
+/// Most descriptors in a message (the kernel's SCM_MAX_FD is 253).
+pub const MOST_FDS: usize = 128;
+
+/// A job's number, chosen by the supervisor.
+pub type JobId = u32;
+
+/// From the supervisor to init.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Request {
+    /// Build the sandbox. Descriptors: one id-mapped tree per `trees`, then the handed files.
+    Setup(Box<Setup>),
+    /// Start a job. Descriptors: one per `Stdio::Handed` in order.
+    Spawn(Box<Spawn>),
+    /// Open a pseudo-terminal for the next job; answered by [`Event::Terminal`].
+    OpenTerminal,
+    /// Send a signal to a job.
+    Signal {
+        /// Which.
+        job: JobId,
+        /// Signal number.
+        signal: i32,
+        /// To its process group, not only its leader.
+        group: bool,
+    },
+    /// Kill a job with all its descendants.
+    Kill {
+        /// Which.
+        job: JobId,
+    },
+}
+
+/// Everything init needs to build the sandbox.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Setup {
+    /// The mechanism.
+    pub tier: Tier,
+    /// Mount steps.
+    pub mounts: Vec<MountStep>,
+    /// Indexes of mount steps whose tree comes as a descriptor.
+    pub trees: Vec<u32>,
+    /// Landlock.
+    pub landlock: Option<LandlockPlan>,
+    /// For each handed descriptor: writable?
+    pub handed: Vec<bool>,
+    /// The seccomp program: code, jump true, jump false, constant.
+    pub filter: Vec<(u16, u8, u8, u32)>,
+    /// Does the filter notify?
+    pub notify: bool,
+    /// The network.
+    pub network: NetworkPlan,
+    /// Host sockets that may be connected to.
+    #[serde(with = "hermes_profiles::ospath::list")]
+    pub unix_connect: Vec<std::path::PathBuf>,
+    /// RLIMIT_NPROC for the tree.
+    pub processes: Option<u64>,
+    /// Bytes at which the watchdog kills.
+    pub memory_watchdog: Option<u64>,
+}
+
+/// A command to run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spawn {
+    /// Its number.
+    pub job: JobId,
+    /// Paths to try in order.
+    pub candidates: Vec<Bytes>,
+    /// Arguments.
+    pub args: Vec<Bytes>,
+    /// Environment, `NAME=VALUE`.
+    pub environment: Vec<Bytes>,
+    /// Working directory.
+    pub cwd: Bytes,
+    /// Descriptors 0, 1 and 2.
+    pub stdio: [Stdio; 3],
+    /// File mode creation mask.
+    pub umask: u32,
+    /// RLIMIT_NOFILE.
+    pub open_files: Option<u64>,
+    /// RLIMIT_FSIZE.
+    pub file_size: Option<u64>,
+    /// The sandbox ends with this job.
+    pub last: bool,
+}
+
+/// A string of the operating system: any bytes but NUL.
+pub type Bytes = Vec<u8>;
+
+/// What a descriptor of a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stdio {
+    /// The next descriptor of the message.
+    Handed,
+    /// The pseudo-terminal opened before.
+    Terminal,
+    /// /dev/null of the sandbox.
+    Null,
+}
+
+/// From init to the supervisor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Event {
+    /// The set-up failed; init ends.
+    SetupFailed(StepError),
+    /// The master of a pseudo-terminal comes as a descriptor.
+    Terminal,
+    /// A pseudo-terminal could not be opened.
+    TerminalFailed(StepError),
+    /// The job runs.
+    Started {
+        /// Which.
+        job: JobId,
+    },
+    /// The job could not be started.
+    StartFailed {
+        /// Which.
+        job: JobId,
+        /// Why.
+        error: StepError,
+    },
+    /// The job's leader has ended and its tree is gone.
+    Exited {
+        /// Which.
+        job: JobId,
+        /// How, as wait(2) codes it.
+        status: i32,
+    },
+    /// The job's leader was stopped by this signal.
+    Stopped {
+        /// Which.
+        job: JobId,
+        /// Signal number.
+        signal: i32,
+    },
+    /// The watchdog killed the sandbox's jobs: bytes in use.
+    MemoryExceeded {
+        /// Resident bytes when it was noticed.
+        resident: u64,
+    },
+}
+
+/// Encodes a message.
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, Errno> {
+    postcard::to_stdvec(message).map_err(|_| Errno::EMSGSIZE)
+}
+
+/// Decodes a message; trailing bytes are an error.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Errno> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        _ => Err(Errno::EBADMSG),
+    }
+}
+
+/// One end of the control socket.
+#[derive(Debug)]
+pub struct Channel(OwnedFd);
+
+impl Channel {
+    /// A connected pair.
+    pub fn pair() -> Result<(Self, Self), Errno> {
+        let (a, b) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
+        Ok((Self(a), Self(b)))
+    }
+
+    /// Takes over descriptor 0, which init's parent put there.
+    pub fn from_stdin() -> io::Result<Self> {
+        io::stdin().as_fd().try_clone_to_owned().map(Self)
+    }
+
+    /// Sends one message with descriptors.
+    pub fn send<T: Serialize>(&self, message: &T, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        let bytes = encode(message)?;
+        let mut raw: Vec<RawFd> = Vec::with_capacity(fds.len() + 1);
+        let memory = if bytes.len() > INLINE { Some(sealed(&bytes)?) } else { None };
+        raw.extend(memory.as_ref().map(AsRawFd::as_raw_fd));
+        raw.extend(fds.iter().map(AsRawFd::as_raw_fd));
+        if raw.len() > MOST_FDS {
+            return Err(Errno::EMSGSIZE);
+        }
+        let kind = [u8::from(memory.is_some())];
+        let inline: &[u8] = if memory.is_some() { &[] } else { &bytes };
+        let parts = [IoSlice::new(&kind), IoSlice::new(inline)];
+        let control = [ControlMessage::ScmRights(&raw)];
+        let control: &[ControlMessage<'_>] = if raw.is_empty() { &[] } else { &control };
+        loop {
+            match sendmsg::<()>(self.0.as_raw_fd(), &parts, control, MsgFlags::MSG_NOSIGNAL, None) {
+                Err(Errno::EINTR) => {}
+                other => return other.map(drop),
+            }
+        }
+    }
+
+    /// Waits for one message; `None` at the end of the stream.
+    pub fn receive<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>, Errno> {
+        let mut buffer = vec![0; INLINE + 1];
+        let mut space = nix::cmsg_space!([RawFd; MOST_FDS]);
+        let (length, fds, truncated) = loop {
+            let mut parts = [IoSliceMut::new(&mut buffer)];
+            match recvmsg::<()>(self.0.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
+                Err(Errno::EINTR) => {}
+                Err(Errno::ECONNRESET) => return Ok(None),
+                Err(errno) => return Err(errno),
+                Ok(message) => {
+                    let mut fds = Vec::new();
+                    for control in message.cmsgs()? {
+                        if let ControlMessageOwned::ScmRights(raw) = control {
+                            fds.extend(raw.into_iter().map(received));
+                        }
+                    }
+                    let truncated = message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
+                    break (message.bytes, fds, truncated);
+                }
+            }
+        };
+        let mut fds = fds;
+        match buffer.get(..length) {
+            _ if truncated => Err(Errno::EMSGSIZE),
+            None | Some([]) => Ok(None),
+            Some([0, inline @ ..]) => Ok(Some((decode(inline)?, fds))),
+            Some([1]) if !fds.is_empty() => {
+                let memory = fds.remove(0);
+                Ok(Some((decode(&read_sealed(memory)?)?, fds)))
+            }
+            Some(_) => Err(Errno::EBADMSG),
+        }
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn sealed(bytes: &[u8]) -> Result<OwnedFd, Errno> {
+    let fd = memfd_create(c"message", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+    let mut file = std::fs::File::from(fd);
+    file.write_all(bytes).map_err(errno_of)?;
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+    Ok(file.into())
+}
+
+fn read_sealed(fd: OwnedFd) -> Result<Vec<u8>, Errno> {
+    let mut file = std::fs::File::from(fd);
+    let length = file.metadata().map_err(errno_of)?.len();
+    if length > LONGEST as u64 {
+        return Err(Errno::EMSGSIZE);
+    }
+    file.seek(SeekFrom::Start(0)).map_err(errno_of)?;
+    let mut bytes = Vec::with_capacity(length as usize);
+    file.take(LONGEST as u64).read_to_end(&mut bytes).map_err(errno_of)?;
+    Ok(bytes)
+}
+
+fn errno_of(error: io::Error) -> Errno {
+    Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO))
+}

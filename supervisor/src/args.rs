@@ -1,0 +1,422 @@
+//! The command line as it was written. Nothing is decided here; see [`crate::request`].
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+
+use crate::error::Error;
+use crate::usage;
+
+const EXIT_STATUS: &str = "\
+Exit status: the command's own; 128+n when signal n ended it; 124 when its time was up; 125 when the sandbox could not be
+set up or the command line is wrong (not 2, which could be the command's own); 126 when the command cannot be executed;
+127 when it was not found.";
+
+/// Run agents and their commands behind the operating system's own walls.
+#[derive(Debug, Parser)]
+#[command(name = "hermes-sandbox", version, subcommand_required = true, after_help = EXIT_STATUS)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The subcommands of this version.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a command in a sandbox
+    Run(Box<RunArgs>),
+    /// Show what `run` with the same options would do on this machine, and what would be lost
+    Plan(Box<PlanArgs>),
+    /// Say which rule decides about something, what enforces it and what would change it
+    Explain {
+        #[command(subcommand)]
+        what: Explain,
+    },
+    /// Measure what this machine can enforce
+    Doctor {
+        /// Print one JSON value
+        #[arg(long)]
+        json: bool,
+        /// Say more
+        #[arg(short, long)]
+        verbose: bool,
+    },
+    /// Look at profiles
+    Profiles {
+        #[command(subcommand)]
+        action: Profiles,
+    },
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page (of a subcommand)
+    Man {
+        /// The subcommand
+        subcommand: Option<String>,
+    },
+}
+
+/// What to explain.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Explain {
+    /// A path of this machine: can it be read and written?
+    Path {
+        /// The path
+        path: PathBuf,
+        #[command(flatten)]
+        explain: Box<ExplainArgs>,
+    },
+    /// A host: can it be reached?
+    Host {
+        /// HOST or HOST:PORT
+        host: String,
+        #[command(flatten)]
+        explain: Box<ExplainArgs>,
+    },
+    /// A system call: what does the filter answer?
+    Syscall {
+        /// Its name, e.g. `mount`
+        name: String,
+        #[command(flatten)]
+        explain: Box<ExplainArgs>,
+    },
+    /// An environment variable: does it go in?
+    Env {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        explain: Box<ExplainArgs>,
+    },
+    /// The whole policy after includes, files and options
+    Policy {
+        #[command(flatten)]
+        explain: Box<ExplainArgs>,
+    },
+}
+
+/// Options of `explain`.
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArgs {
+    /// Print one JSON value
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+}
+
+/// What to do with profiles.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Profiles {
+    /// Names, descriptions and where they come from
+    List {
+        /// Print one JSON value
+        #[arg(long)]
+        json: bool,
+    },
+    /// The text of a profile
+    Show {
+        /// A name or a file
+        name: OsString,
+        /// Also the text of every profile that it includes
+        #[arg(long)]
+        includes: bool,
+    },
+    /// Report errors of a policy file with file and line; status 1 when there is one
+    Check {
+        /// The file
+        file: PathBuf,
+    },
+    /// Allow a policy file found in a workspace, as it is now, to narrow the policy
+    Trust {
+        /// The file
+        file: PathBuf,
+    },
+}
+
+/// How the network is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Net {
+    /// Nothing but a loopback interface of its own
+    #[value(alias = "none")]
+    Off,
+    /// Only the hosts that are named
+    #[value(alias = "proxy")]
+    Routes,
+    /// The host's network, unmediated
+    Host,
+}
+
+/// The mechanism that carries the sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TierArg {
+    /// Namespaces, mounts, Landlock and seccomp
+    Namespaces,
+    /// Landlock and seccomp alone
+    Landlock,
+}
+
+/// Where the sandbox is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Backend {
+    /// On this machine
+    Local,
+    /// In a container
+    Docker,
+    /// On a remote host
+    Ssh,
+}
+
+/// What the advisory layer does with what it finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Advise {
+    /// Nothing
+    Off,
+    /// Print it
+    Note,
+    /// Ask before the command runs
+    Ask,
+}
+
+/// Options that make a policy.
+#[derive(Debug, Default, Args)]
+pub(crate) struct PolicyArgs {
+    /// Profile to start from: a name (see `profiles list`) or a file
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) profile: Option<String>,
+    /// What the command acts for (cli, webhook, cron, ...); chooses a profile when none is named
+    #[arg(long, value_name = "NAME")]
+    pub(crate) source: Option<String>,
+    /// Directory to work in [default: the current one]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) workspace: Option<PathBuf>,
+    /// Allow reading and executing below PATH
+    #[arg(long, value_name = "PATH")]
+    pub(crate) ro: Vec<PathBuf>,
+    /// Allow writing below PATH too
+    #[arg(long, value_name = "PATH")]
+    pub(crate) rw: Vec<PathBuf>,
+    /// Hide PATH, also inside a granted directory
+    #[arg(long, value_name = "PATH")]
+    pub(crate) deny: Vec<PathBuf>,
+    /// Let a variable of the caller in, whatever it holds
+    #[arg(long, value_name = "NAME")]
+    pub(crate) env: Vec<String>,
+    /// Set a variable inside
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) set_env: Vec<String>,
+    /// Network: off (none), routes (proxy) or host
+    #[arg(long, value_name = "MODE", hide_possible_values = true)]
+    pub(crate) net: Option<Net>,
+    /// Allow connections to HOST (`*.` wildcard allowed), port 443 and 80 unless named
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub(crate) allow_host: Vec<String>,
+    /// Set a limit, e.g. memory=4GiB, processes=512, timeout=10m, memory=none
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) limit: Vec<String>,
+    /// Start although this guarantee (see `plan`) cannot be given here
+    #[arg(long, value_name = "NAME")]
+    pub(crate) accept_loss: Vec<String>,
+    /// Use this mechanism and no other
+    #[arg(long, value_name = "TIER")]
+    pub(crate) tier: Option<TierArg>,
+    /// Run as this user; only root can ask for it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) user: Option<String>,
+    /// Keep changes to the workspace in a private layer that ends with the sandbox
+    #[arg(long)]
+    pub(crate) overlay: bool,
+    /// Allow a grant as broad as / or the whole home directory
+    #[arg(long)]
+    pub(crate) allow_broad: bool,
+    /// Say more
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+
+    // Known so that they can be refused by name instead of as typing errors.
+    #[arg(long, value_name = "WHERE", hide = true)]
+    pub(crate) backend: Option<Backend>,
+    #[arg(long, value_name = "IMAGE", hide = true)]
+    pub(crate) image: Option<OsString>,
+    #[arg(long, value_name = "DEST", hide = true)]
+    pub(crate) ssh_host: Option<OsString>,
+    #[arg(long, hide = true)]
+    pub(crate) checkpoint: bool,
+    #[arg(long, value_name = "HOW", hide = true)]
+    pub(crate) advise: Option<Advise>,
+}
+
+impl PolicyArgs {
+    /// Refuses what this version cannot do: an option that is ignored would be a wall that is not there.
+    pub(crate) fn refuse_unsupported(&self) -> Result<(), Error> {
+        let refused = match (self.backend, self.advise) {
+            (Some(Backend::Docker), _) => "--backend docker",
+            (Some(Backend::Ssh), _) => "--backend ssh",
+            _ if self.image.is_some() => "--image",
+            _ if self.ssh_host.is_some() => "--ssh-host",
+            _ if self.checkpoint => "--checkpoint",
+            (_, Some(Advise::Note)) => "--advise note",
+            (_, Some(Advise::Ask)) => "--advise ask",
+            _ => return Ok(()),
+        };
+        Err(Error::usage(format!("{refused} is not supported by version {}; nothing was started", env!("CARGO_PKG_VERSION"))))
+    }
+}
+
+/// Options of `run`.
+#[derive(Debug, Args)]
+#[command(after_help = EXIT_STATUS)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+    /// Append what happens to FILE as JSON lines
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json_events: Option<PathBuf>,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// Options of `plan`.
+#[derive(Debug, Args)]
+#[command(after_help = "Exit status: 0 when `run` would start, 125 when it would not.")]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+    /// As for `run`; nothing is written
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json_events: Option<PathBuf>,
+    /// Print one JSON value: the plan and the policy it came from
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The command that would be run
+    #[arg(trailing_var_arg = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// What the command line asks for.
+pub(crate) enum Parsed {
+    /// A subcommand.
+    Command(Command),
+    /// Help or version, for stdout.
+    Text(String),
+}
+
+/// Parses `argv`. A start of a sandbox does not pay for the description of the other subcommands.
+pub(crate) fn parse(argv: Vec<OsString>) -> Result<Parsed, Error> {
+    let run = argv.get(1).is_some_and(|name| name == "run");
+    let parsed = if run {
+        run_command()
+            .try_get_matches_from(&argv[1..])
+            .and_then(|matches| RunArgs::from_arg_matches(&matches))
+            .map(|run| Command::Run(Box::new(run)))
+    } else {
+        let argv = if argv.is_empty() { vec!["hermes-sandbox".into()] } else { argv };
+        Cli::try_parse_from(argv).map(|cli| cli.command)
+    };
+    match parsed {
+        Ok(command) => Ok(Parsed::Command(command)),
+        Err(e) if !e.use_stderr() => Ok(Parsed::Text(e.to_string())),
+        Err(e) => Err(usage::condense(&e)),
+    }
+}
+
+fn run_command() -> clap::Command {
+    RunArgs::augment_args(clap::Command::new("run").bin_name("hermes-sandbox run").about("Run a command in a sandbox"))
+}
+
+/// The description of the whole command line.
+pub(crate) fn tree() -> clap::Command {
+    Cli::command()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStringExt;
+
+    fn parsed(argv: &[&str]) -> Result<Parsed, Error> {
+        parse(argv.iter().map(OsString::from).collect())
+    }
+
+    fn run(argv: &[&str]) -> RunArgs {
+        let argv = [&["hermes-sandbox", "run"], argv].concat();
+        match parsed(&argv).unwrap() {
+            Parsed::Command(Command::Run(run)) => *run,
+            _ => panic!("not a run"),
+        }
+    }
+
+    fn refusal(argv: &[&str]) -> Error {
+        match parsed(&[&["hermes-sandbox"], argv].concat()) {
+            Err(e) => e,
+            Ok(_) => panic!("accepted"),
+        }
+    }
+
+    #[test]
+    fn the_description_is_consistent() {
+        tree().debug_assert();
+        run_command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_the_command_is_the_commands() {
+        assert_eq!(run(&["--", "echo", "--no-such-flag", "--help", "-v"]).command, ["echo", "--no-such-flag", "--help", "-v"]);
+        assert_eq!(run(&["echo", "--ro", "x", "--", "-v"]).command, ["echo", "--ro", "x", "--", "-v"]);
+        assert_eq!(run(&["--", "-x"]).command, ["-x"]);
+        assert_eq!(run(&["--", "a", "--", "b"]).command, ["a", "--", "b"]);
+        assert!(!run(&["--", "echo", "-v"]).policy.verbose);
+    }
+
+    #[test]
+    fn arguments_need_not_be_utf8() {
+        let odd = OsString::from_vec(vec![b'a', 0xff]);
+        let argv = vec!["hermes-sandbox".into(), "run".into(), "--ro".into(), odd.clone(), "--".into(), odd.clone()];
+        let Ok(Parsed::Command(Command::Run(run))) = parse(argv) else { panic!("refused") };
+        assert_eq!((run.policy.ro, run.command), (vec![PathBuf::from(&odd)], vec![odd]));
+    }
+
+    #[test]
+    fn other_spellings_of_the_network_modes() {
+        let net = |name| run(&["--net", name, "true"]).policy.net.unwrap();
+        assert_eq!([net("none"), net("off"), net("proxy"), net("host")], [Net::Off, Net::Off, Net::Routes, Net::Host]);
+    }
+
+    #[test]
+    fn what_does_not_exist_yet_is_refused_by_name() {
+        for flags in [
+            &["--backend", "docker"][..],
+            &["--backend=ssh"],
+            &["--image", "i"],
+            &["--ssh-host", "h"],
+            &["--checkpoint"],
+            &["--advise", "ask"],
+        ] {
+            let error = run(&[flags, &["true"]].concat()).policy.refuse_unsupported().unwrap_err();
+            assert!(error.message.starts_with(&flags.join(" ").replace('=', " ")[..9]), "{error}");
+            assert_eq!(error.kind.status(), 125);
+        }
+        run(&["--backend", "local", "--advise", "off", "true"]).policy.refuse_unsupported().unwrap();
+    }
+
+    #[test]
+    fn errors_say_what_and_what_to_do() {
+        let unknown = refusal(&["run", "--worksapce", "x", "--", "touch", "ran"]);
+        assert_eq!(unknown.message, "unknown option `--worksapce`");
+        assert_eq!(unknown.hints, ["did you mean `--workspace`?"]);
+        assert_eq!(refusal(&["run"]).message, "no command given");
+        assert_eq!(refusal(&["rum"]).hints, ["did you mean `run`?"]);
+        assert_eq!(refusal(&["run", "--net", "on", "true"]).message, "bad value `on` for `--net`: not one of off, routes, host");
+        assert_eq!(refusal(&["run", "--net"]).message, "`--net` needs a value");
+        assert_eq!(refusal(&["run", "--tier", "landlock", "--tier", "landlock", "true"]).message, "`--tier` is given twice");
+        assert_eq!(refusal(&["run", "--overlay=yes", "true"]).message, "`--overlay` takes no value, but `yes` was given");
+        assert_eq!(refusal(&[]).message, "no subcommand given");
+        assert_eq!(refusal(&["doctor", "x"]).message, "unexpected argument `x`");
+        assert_eq!(refusal(&["explain", "path"]).message, "missing <PATH>");
+        assert!(parse(Vec::new()).is_err());
+    }
+}

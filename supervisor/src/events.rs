@@ -1,0 +1,198 @@
+//! What happens, as JSON lines: one object a line, `v` is the version of the schema, `event` says which it is.
+//!
+//! A line is written with one `write` to a file opened with O_APPEND, so several sandboxes may share a file.
+
+use std::borrow::Cow;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use hermes_backends::plan::{Lost, Plan, Tier};
+use nix::fcntl::OFlag;
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::output;
+
+/// Version of the schema. A field that is added does not change it, one that changes its meaning does.
+pub(crate) const VERSION: u32 = 1;
+
+/// One thing that happened.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub(crate) enum Event<'a> {
+    /// What will be done, before anything is.
+    Plan {
+        /// SHA-256 of the plan's JSON form, in hex; equal plans have equal hashes.
+        hash: String,
+        profile: &'a str,
+        tier: Tier,
+    },
+    /// A guarantee that this host cannot give; followed by `end` when it was required.
+    Lost {
+        #[serde(flatten)]
+        lost: &'a Lost,
+    },
+    /// A guarantee given by weaker means.
+    Weakened {
+        #[serde(flatten)]
+        lost: &'a Lost,
+    },
+    /// A command was started. Bytes that are not UTF-8 are written as `\xNN`.
+    JobStart { job: u32, argv: Vec<String>, cwd: String },
+    /// A command ended by itself (`status`) or by a signal.
+    JobExit {
+        job: u32,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        status: Option<u8>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        signal: Option<i32>,
+    },
+    /// A limit stopped something.
+    LimitHit { limit: Cow<'a, str> },
+    /// The sandbox is gone; `status` is the supervisor's own exit status.
+    End {
+        status: u8,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        error: Option<&'a str>,
+    },
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    v: u32,
+    /// Milliseconds since 1970.
+    time: u64,
+    #[serde(flatten)]
+    event: &'a Event<'a>,
+}
+
+/// Where events go; nowhere unless asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    file: Option<File>,
+}
+
+impl Log {
+    /// Opens the file of `--json-events` for appending; made with mode 0600. Standard output belongs to the command, and
+    /// a FIFO, device or symlink could stall the supervisor or lead somewhere else, so only regular files are taken.
+    pub(crate) fn open(path: Option<&Path>) -> Result<Self, Error> {
+        let Some(path) = path else { return Ok(Self::default()) };
+        let refuse = |why: &str| Error::usage(format!("cannot write events to {}: {why}", output::path(path)));
+        if path == Path::new("-") {
+            return Err(refuse("standard output belongs to the command").hint("give a file"));
+        }
+        let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags.bits()).open(path).map_err(
+            |e| match e.raw_os_error().map(nix::errno::Errno::from_raw) {
+                Some(nix::errno::Errno::ELOOP) => refuse("it is a symbolic link"),
+                Some(nix::errno::Errno::ENXIO) => refuse("it is not a regular file"),
+                _ => refuse(&e.to_string()),
+            },
+        )?;
+        let kind = file.metadata().map_err(|e| refuse(&e.to_string()))?.file_type();
+        if kind.is_fifo() || !kind.is_file() {
+            return Err(refuse("it is not a regular file"));
+        }
+        Ok(Self { file: Some(file) })
+    }
+
+    /// Is anybody interested? Saves building events for nobody.
+    pub(crate) fn wanted(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Writes one event. Before the start an error must stop it; later it can only be told.
+    pub(crate) fn write(&mut self, event: &Event<'_>) -> Result<(), Error> {
+        let Some(file) = &mut self.file else { return Ok(()) };
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        file.write_all(&line(event, since_1970.as_millis() as u64)?)
+            .map_err(|e| Error::setup(format!("cannot write an event: {e}")))
+    }
+
+    /// Writes the plan and what it loses: the events that come before anything is done.
+    pub(crate) fn announce(&mut self, plan: &Plan) -> Result<(), Error> {
+        if !self.wanted() {
+            return Ok(());
+        }
+        self.write(&Event::Plan { hash: fingerprint(plan)?, profile: &plan.profile, tier: plan.tier })?;
+        plan.lost.iter().try_for_each(|lost| self.write(&Event::Lost { lost }))?;
+        plan.weakened.iter().try_for_each(|lost| self.write(&Event::Weakened { lost }))
+    }
+}
+
+fn line(event: &Event<'_>, time: u64) -> Result<Vec<u8>, Error> {
+    let mut line = serde_json::to_vec(&Line { v: VERSION, time, event })
+        .map_err(|e| Error::setup(format!("cannot express an event as JSON: {e}")))?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// SHA-256 of the plan's JSON form, in hex.
+pub(crate) fn fingerprint(plan: &Plan) -> Result<String, Error> {
+    use sha2::{Digest, Sha256};
+    let json = serde_json::to_vec(plan).map_err(|e| Error::setup(format!("cannot express the plan as JSON: {e}")))?;
+    Ok(Sha256::digest(json).iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use hermes_profiles::Guarantee;
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    fn text(event: &Event<'_>) -> String {
+        String::from_utf8(line(event, 7).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn one_object_a_line() {
+        let lost = Lost {
+            guarantee: Guarantee::MemoryLimited,
+            required: false,
+            reason: "no control group".into(),
+            remedy: "log in".into(),
+        };
+        assert_eq!(
+            text(&Event::Lost { lost: &lost }),
+            "{\"v\":1,\"time\":7,\"event\":\"lost\",\"guarantee\":\"memory-limited\",\"required\":false,\
+             \"reason\":\"no control group\",\"remedy\":\"log in\"}\n"
+        );
+        assert_eq!(
+            text(&Event::JobExit { job: 1, status: None, signal: Some(9) }),
+            "{\"v\":1,\"time\":7,\"event\":\"job-exit\",\"job\":1,\"signal\":9}\n"
+        );
+        let odd = Event::JobStart { job: 1, argv: vec!["a\nb\x1b".into()], cwd: "/".into() };
+        assert_eq!(text(&odd).lines().count(), 1);
+        assert!(!text(&odd).contains('\x1b'));
+    }
+
+    #[test]
+    fn only_regular_files_are_written_and_they_grow() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events");
+        for _ in 0..2 {
+            Log::open(Some(&path)).unwrap().write(&Event::End { status: 0, error: None }).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 2);
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+
+        let (link, fifo) = (dir.path().join("link"), dir.path().join("fifo"));
+        symlink(&path, &link).unwrap();
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
+        for (bad, why) in [
+            (link.as_path(), "symbolic link"),
+            (&fifo, "not a regular file"),
+            (dir.path(), "directory"),
+            (Path::new("-"), "belongs to the command"),
+            (Path::new("/dev/null"), "not a regular file"),
+        ] {
+            let error = Log::open(Some(bad)).unwrap_err();
+            assert!(error.message.contains(why), "{error}");
+        }
+        assert!(!Log::open(None).unwrap().wanted());
+    }
+}

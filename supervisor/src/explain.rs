@@ -1,0 +1,194 @@
+//! `explain`: the answers of [`hermes_backends::explain`] in words.
+
+use std::fmt::Write as _;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use hermes_backends::explain::{self, Answer, Certainty, Verdict};
+use hermes_profiles::environment;
+
+use crate::args::{Explain, ExplainArgs};
+use crate::engine;
+use crate::error::Error;
+use crate::output::{self, clean};
+use crate::plan;
+use crate::prepare;
+
+/// Answers and returns the exit status, which is 0 whatever the answer is.
+pub(crate) fn explain(what: Explain) -> Result<u8, Error> {
+    let (args, answer) = match what {
+        Explain::Path { path, explain } => {
+            let answer = path_answer(&path, &explain)?;
+            (explain, answer)
+        }
+        Explain::Host { host, explain } => {
+            let (name, port) = host_and_port(&host)?;
+            let prepared = prepare::prepare(&explain.policy, &[])?;
+            let answer = explain::explain_host(&prepared.policy, &prepared.plan, name, port);
+            (explain, answer)
+        }
+        Explain::Syscall { name, explain } => {
+            let prepared = prepare::prepare(&explain.policy, &[])?;
+            let answer = explain::explain_syscall(&prepared.plan, &name, &engine::call_answer);
+            (explain, answer)
+        }
+        Explain::Env { name, explain } => {
+            let answer = env_answer(&name, &explain)?;
+            (explain, answer)
+        }
+        Explain::Policy { explain } => return policy(&explain).map(|()| 0),
+    };
+    if args.json {
+        output::print_json(&answer)?
+    } else {
+        output::print(&as_text(&answer))?
+    }
+    Ok(0)
+}
+
+fn path_answer(path: &Path, args: &ExplainArgs) -> Result<Answer, Error> {
+    let mut prepared = prepare::prepare(&args.policy, &[])?;
+    let home = prepared.caller.home.as_deref();
+    let path = absolute(path, &prepared.caller.cwd, home);
+    engine::survey_also(&mut prepared.survey, &[&path]);
+    Ok(explain::explain_path(&prepared.policy, &prepared.plan, &prepared.survey, &path))
+}
+
+/// `path` from the root, without `.` and `..`; a leading `~` that no shell has replaced is the home directory.
+fn absolute(path: &Path, cwd: &Path, home: Option<&Path>) -> PathBuf {
+    let path = match (path.strip_prefix("~"), home) {
+        (Ok(rest), Some(home)) => home.join(rest),
+        _ => cwd.join(path),
+    };
+    let mut clean = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::ParentDir => _ = clean.pop(),
+            Component::CurDir => {}
+            other => clean.push(other),
+        }
+    }
+    clean
+}
+
+fn env_answer(name: &str, args: &ExplainArgs) -> Result<Answer, Error> {
+    let (caller, resolved) = prepare::policy(&args.policy)?;
+    let policy = resolved.policy;
+    let mine = caller.variables.iter().find(|(key, _)| key.as_bytes() == name.as_bytes());
+    let variable = mine.cloned().unwrap_or_else(|| (name.into(), "".into()));
+    let environment = environment::filter(&policy.environment, std::iter::once(variable));
+    let passes = environment.passed.iter().any(|(key, _)| key.as_bytes() == name.as_bytes());
+    let reason = environment.dropped.first().map(|(_, reason)| plan::reason_words(*reason));
+    let mut answer = explain::explain_env(&policy, name, reason.filter(|_| !passes));
+    if mine.is_none() && !policy.environment.set.contains_key(name) {
+        answer.notes.push("the caller does not have it now".into());
+    }
+    Ok(answer)
+}
+
+fn policy(args: &ExplainArgs) -> Result<(), Error> {
+    let (_, resolved) = prepare::policy(&args.policy)?;
+    if args.json {
+        return output::print_json(&resolved.policy);
+    }
+    let mut text = plan::policy_text(&resolved.policy);
+    for notice in &resolved.notices {
+        _ = writeln!(text, "\nnote: {}", clean(notice));
+    }
+    output::print(&text)
+}
+
+/// `HOST`, `HOST:PORT`, `[ADDRESS]:PORT` or a bare IPv6 address.
+fn host_and_port(text: &str) -> Result<(&str, Option<u16>), Error> {
+    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((host, "")) => (host, None),
+        Some((host, rest)) => (host, rest.strip_prefix(':')),
+        None if text.parse::<std::net::Ipv6Addr>().is_ok() => (text, None),
+        None => text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port))),
+    };
+    let port =
+        port.map(str::parse::<u16>).transpose().map_err(|_| Error::usage(format!("`{text}` has no port after the colon")))?;
+    if host.is_empty() || host.contains(['/', ' ']) {
+        return Err(Error::usage(format!("`{text}` is not HOST or HOST:PORT")).hint("give a name without scheme and path"));
+    }
+    Ok((host, port))
+}
+
+fn as_text(answer: &Answer) -> String {
+    let mut text = format!("{}\n", clean(&answer.subject));
+    for (operation, verdict) in &answer.verdicts {
+        let verdict = match verdict {
+            Verdict::Allowed => "allowed".to_owned(),
+            Verdict::Enforced(layers) => {
+                let layers: Vec<_> = layers.iter().map(|layer| layer.words()).collect();
+                format!("denied by {}", layers.join(" and by "))
+            }
+            Verdict::NotEnforced(reason) => format!("denied by the policy, but NOTHING ENFORCES IT: {}", clean(reason)),
+        };
+        _ = writeln!(text, "  {operation:<8} {verdict}");
+    }
+    match &answer.rule {
+        Some(rule) => _ = writeln!(text, "  rule     {} ({})", clean(&rule.text), clean(&rule.origin.to_string())),
+        None => text.push_str("  rule     none names it\n"),
+    }
+    if let Some(allow) = &answer.allow {
+        _ = writeln!(text, "  allow    {}", clean(allow));
+    }
+    for note in &answer.notes {
+        _ = writeln!(text, "  note     {}", clean(note));
+    }
+    text.push_str(match answer.certainty {
+        Certainty::Observed => "  seen to happen\n",
+        Certainty::Computed => "  computed from the plan, not tried\n",
+        Certainty::Guessed => "  a guess\n",
+    });
+    text
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use hermes_backends::explain::{Layer, Rule};
+    use hermes_profiles::Origin;
+
+    #[test]
+    fn hosts_and_ports() {
+        assert_eq!(host_and_port("a.test").unwrap(), ("a.test", None));
+        assert_eq!(host_and_port("a.test:22").unwrap(), ("a.test", Some(22)));
+        assert_eq!(host_and_port("[::1]:22").unwrap(), ("::1", Some(22)));
+        assert_eq!(host_and_port("::1").unwrap(), ("::1", None));
+        for bad in ["", ":22", "a:port", "a:", "https://a", "a/b", "a:99999"] {
+            assert!(host_and_port(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn paths_are_made_absolute() {
+        let home = Some(Path::new("/h"));
+        assert_eq!(absolute(Path::new("a/../b/."), Path::new("/w"), home), Path::new("/w/b"));
+        assert_eq!(absolute(Path::new("~/.ssh"), Path::new("/w"), home), Path::new("/h/.ssh"));
+        assert_eq!(absolute(Path::new("/../.."), Path::new("/w"), home), Path::new("/"));
+    }
+
+    #[test]
+    fn an_answer_in_words() {
+        let answer = Answer {
+            subject: "/h/.ssh/id\x1b".into(),
+            verdicts: vec![
+                ("read", Verdict::Enforced(vec![Layer::Mounts, Layer::Landlock])),
+                ("write", Verdict::NotEnforced("why".into())),
+            ],
+            rule: Some(Rule { text: "hide /h/.ssh".into(), origin: Origin::Builtin("base".into()) }),
+            allow: Some("--ro x".into()),
+            notes: vec!["n".into()],
+            certainty: Certainty::Computed,
+        };
+        assert_eq!(
+            as_text(&answer),
+            "/h/.ssh/id\\x1b\n  read     denied by the sandbox's own mounts and by Landlock\n  write    denied by the policy, but \
+             NOTHING ENFORCES IT: why\n  rule     hide /h/.ssh (profile base)\n  allow    --ro x\n  note     n\n  computed from the \
+             plan, not tried\n"
+        );
+    }
+}

@@ -1,0 +1,315 @@
+//! `plan`: what would be done on this machine, and what would be lost, for people and as JSON.
+
+use std::fmt::Write as _;
+
+use hermes_backends::plan::{Enforcer, Identity, LimitsPlan, Lost, MountStep, NetworkPlan, PathRights, Plan, SeccompPlan, Tier};
+use hermes_profiles::environment::{Environment, Reason};
+use hermes_profiles::{Access, HomeMode, Network, Policy};
+use serde_json::json;
+
+use crate::args::PlanArgs;
+use crate::error::Error;
+use crate::events;
+use crate::output::{self, clean, path};
+use crate::prepare::{self, Prepared};
+
+/// Prints the plan; 0 when `run` would start, 125 when it would not.
+pub(crate) fn plan(args: &PlanArgs) -> Result<u8, Error> {
+    let prepared = prepare::prepare(&args.policy, &args.command)?;
+    if args.json {
+        output::print_json(&as_json(&prepared)?)?;
+    } else {
+        output::print(&as_text(&prepared, args.policy.verbose))?;
+    }
+    Ok(if prepared.plan.fatal().next().is_some() { 125 } else { 0 })
+}
+
+fn as_json(prepared: &Prepared) -> Result<serde_json::Value, Error> {
+    let names = |variables: &[(std::ffi::OsString, std::ffi::OsString)]| -> Vec<String> {
+        variables.iter().map(|(name, _)| path(name.as_ref())).collect()
+    };
+    let dropped: serde_json::Map<_, _> =
+        prepared.environment.dropped.iter().map(|(name, why)| (path(name.as_ref()), reason_words(*why).into())).collect();
+    Ok(json!({
+        "hash": events::fingerprint(&prepared.plan)?,
+        "starts": prepared.plan.fatal().next().is_none(),
+        "plan": prepared.plan,
+        "policy": prepared.policy,
+        // Names alone: a plan is shown to people and kept in logs.
+        "environment": { "passed": names(&prepared.environment.passed), "dropped": dropped },
+        "notices": prepared.notices,
+    }))
+}
+
+fn as_text(prepared: &Prepared, verbose: bool) -> String {
+    let Prepared { plan, policy, environment, .. } = prepared;
+    let mut text = String::new();
+    field(&mut text, "profile", &plan.profile);
+    field(&mut text, "made of", tier_words(plan));
+    field(&mut text, "runs as", &identity_words(&plan.identity));
+    field(&mut text, "starts in", &path(&plan.cwd));
+    field(&mut text, "network", network_words(plan, policy));
+    for socket in &plan.unix_connect {
+        field(&mut text, "socket", &path(socket));
+    }
+    field(&mut text, "filter", &filter_words(&plan.seccomp));
+    section(&mut text, "files, as the command sees them", &file_rows(plan, policy));
+    section(&mut text, "limits", &limit_rows(&plan.limits));
+    environment_text(&mut text, environment, verbose);
+    losses(&mut text, "lost: not given here", &plan.lost);
+    losses(&mut text, "weakened: given by weaker means", &plan.weakened);
+    for notice in &prepared.notices {
+        _ = writeln!(text, "\nnote: {}", clean(notice));
+    }
+    if let Some(first) = plan.fatal().next() {
+        _ = writeln!(text, "\n`run` would not start: {} is required and lost", first.guarantee);
+    }
+    text
+}
+
+fn field(text: &mut String, name: &str, value: &str) {
+    _ = writeln!(text, "{name:<12}{}", clean(value));
+}
+
+/// Rows of a word, a subject and a remark, the first two in columns.
+fn section(text: &mut String, title: &str, rows: &[(String, String, String)]) {
+    if rows.is_empty() {
+        return;
+    }
+    let width =
+        |column: fn(&(String, String, String)) -> &str| rows.iter().map(|row| column(row).chars().count()).max().unwrap_or(0);
+    let (first, second) = (width(|row| &row.0), width(|row| &row.1).min(48));
+    _ = writeln!(text, "\n{title}");
+    for (word, subject, remark) in rows {
+        let line = format!("  {word:<first$}  {subject:<second$}  {remark}");
+        _ = writeln!(text, "{}", line.trim_end());
+    }
+}
+
+fn losses(text: &mut String, title: &str, losses: &[Lost]) {
+    if losses.is_empty() {
+        return;
+    }
+    _ = writeln!(text, "\n{title}");
+    for lost in losses {
+        let insists = if lost.required { "required" } else { "preferred" };
+        _ = writeln!(text, "  {} ({insists}): {}", lost.guarantee, clean(&lost.reason));
+        if !lost.remedy.is_empty() {
+            _ = writeln!(text, "    hint: {}", clean(&lost.remedy));
+        }
+    }
+}
+
+fn tier_words(plan: &Plan) -> &'static str {
+    match (plan.tier, plan.landlock.is_some()) {
+        (Tier::Namespaces, true) => "namespaces, mounts, Landlock, seccomp",
+        (Tier::Namespaces, false) => "namespaces, mounts, seccomp",
+        (Tier::Landlock, _) => "Landlock, seccomp",
+    }
+}
+
+fn identity_words(identity: &Identity) -> String {
+    let Identity { uid, gid, host_uid, host_gid, idmap } = *identity;
+    let mut words = format!("uid {uid}, gid {gid}");
+    if (uid, gid) != (host_uid, host_gid) {
+        _ = write!(words, "; to the host it is uid {host_uid}, gid {host_gid}");
+    }
+    if idmap {
+        words.push_str("; grants are id-mapped");
+    }
+    words
+}
+
+fn network_words(plan: &Plan, policy: &Policy) -> &'static str {
+    match (plan.network, &policy.network) {
+        (NetworkPlan::Host, _) => "the host's, unmediated",
+        (NetworkPlan::Private, Network::Routes(_)) => {
+            "a loopback of its own; the routes of the policy lead nowhere in this version"
+        }
+        (NetworkPlan::Private, _) => "a loopback of its own and nothing else",
+        (NetworkPlan::NoSockets, _) => "no internet sockets at all",
+    }
+}
+
+fn filter_words(seccomp: &SeccompPlan) -> String {
+    let mut words = vec!["default list"];
+    let extra = [
+        (seccomp.strict, "foreign architectures are killed"),
+        (seccomp.nested_sandbox, "nested namespaces allowed"),
+        (seccomp.notify_connect, "unix connects are checked one by one"),
+        (!seccomp.unix_sockets, "no unix sockets"),
+        (seccomp.unix_datagram, "named datagram sockets allowed"),
+        (!seccomp.inet_sockets, "no internet sockets"),
+        (seccomp.deny_ipc, "no System V IPC"),
+    ];
+    words.extend(extra.into_iter().filter_map(|(on, word)| on.then_some(word)));
+    words.join("; ")
+}
+
+fn file_rows(plan: &Plan, policy: &Policy) -> Vec<(String, String, String)> {
+    let origin = |place: &std::path::Path| {
+        policy
+            .files
+            .iter()
+            .find(|rule| rule.path == place)
+            .map(|rule| clean(&rule.origin.to_string()).into_owned())
+            .unwrap_or_default()
+    };
+    let mut rows: Vec<(String, String, String)> = if plan.tier == Tier::Namespaces {
+        plan.mounts
+            .iter()
+            .filter_map(|step| Some((step, mount_words(step)?)))
+            .map(|(step, (word, remark))| {
+                let remark = if remark.is_empty() { origin(step.target()) } else { remark };
+                (word.to_owned(), path(step.target()), remark)
+            })
+            .collect()
+    } else {
+        let paths = plan.landlock.iter().flat_map(|landlock| &landlock.paths);
+        paths.map(|rule| (rights_word(rule.rights).to_owned(), path(&rule.path), origin(&rule.path))).collect()
+    };
+    rows.sort_by(|a, b| a.1.cmp(&b.1));
+    rows
+}
+
+fn mount_words(step: &MountStep) -> Option<(&'static str, String)> {
+    Some(match step {
+        MountStep::Tmpfs { writable: true, size, .. } => ("private", size.map(bytes).unwrap_or_default()),
+        MountStep::Bind { device: true, .. } => ("device", String::new()),
+        MountStep::Bind { source, target, writable, .. } => {
+            let remark = if source.path == *target { String::new() } else { format!("is {}", path(&source.path)) };
+            (if *writable { "write" } else { "read" }, remark)
+        }
+        MountStep::Overlay { size, whiteouts, .. } => {
+            let hidden = if whiteouts.is_empty() { String::new() } else { format!(", {} hidden", whiteouts.len()) };
+            ("copy", format!("{}{hidden}", size.map_or_else(|| "in memory".to_owned(), bytes)))
+        }
+        MountStep::Mask { .. } => ("hidden", String::new()),
+        MountStep::Symlink { to, .. } => ("link", format!("to {}", path(to))),
+        MountStep::Proc => ("private", "its own processes only".into()),
+        MountStep::Dev { .. } => ("private", "null, zero, full, random, urandom, tty, pts, shm".into()),
+        // Scaffolding between the mounts.
+        MountStep::Tmpfs { .. } | MountStep::Directory { .. } => return None,
+    })
+}
+
+fn rights_word(rights: PathRights) -> &'static str {
+    match rights {
+        PathRights::Read => "read",
+        PathRights::Write => "write",
+        PathRights::Device => "device",
+    }
+}
+
+fn limit_rows(limits: &LimitsPlan) -> Vec<(String, String, String)> {
+    let by = |enforcer| match enforcer {
+        Enforcer::Nothing => "by NOTHING here",
+        Enforcer::Cgroup => "by a control group",
+        Enforcer::Systemd => "by the user's systemd",
+        Enforcer::Rlimit => "by RLIMIT_NPROC in its own user namespace",
+        Enforcer::Watchdog => "by watching and killing",
+    };
+    let rows = [
+        ("memory", limits.memory.map(bytes), by(limits.memory_by)),
+        ("processes", limits.processes.map(|n| n.to_string()), by(limits.processes_by)),
+        ("cpu", limits.cpu_percent.map(|n| format!("{n} %")), "by a control group"),
+        ("open files", limits.open_files.map(|n| n.to_string()), "per process"),
+        ("file size", limits.file_size.map(bytes), "per file"),
+        ("timeout", limits.timeout.map(|ms| format!("{} s", ms as f64 / 1000.0)), "then status 124"),
+    ];
+    rows.into_iter().filter_map(|(name, value, remark)| Some((name.to_owned(), value?, remark.to_owned()))).collect()
+}
+
+fn environment_text(text: &mut String, environment: &Environment, verbose: bool) {
+    let passed: Vec<_> = environment.passed.iter().map(|(name, _)| path(name.as_ref())).collect();
+    _ = writeln!(text, "\nenvironment\n  goes in    {}", passed.join(" "));
+    if verbose {
+        for (name, reason) in &environment.dropped {
+            _ = writeln!(text, "  stays out  {}: {}", path(name.as_ref()), reason_words(*reason));
+        }
+    } else if !environment.dropped.is_empty() {
+        let dropped: Vec<_> = environment.dropped.iter().map(|(name, _)| path(name.as_ref())).collect();
+        _ = writeln!(text, "  stays out  {}", dropped.join(" "));
+    }
+}
+
+/// Why a variable stays out.
+pub(crate) fn reason_words(reason: Reason) -> String {
+    match reason {
+        Reason::NotAllowed => "neither well known nor allowed by the policy".to_owned(),
+    }
+}
+
+fn bytes(count: u64) -> String {
+    let units = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.into_iter().find(|(unit, _)| count >= *unit) {
+        Some((unit, name)) if count.is_multiple_of(unit) => format!("{} {name}", count / unit),
+        Some((unit, name)) => format!("{:.1} {name}", count as f64 / unit as f64),
+        None => format!("{count} bytes"),
+    }
+}
+
+/// The policy for people, before it meets a machine.
+pub(crate) fn policy_text(policy: &Policy) -> String {
+    let mut text = String::new();
+    field(&mut text, "profile", &policy.profile);
+    field(&mut text, "workspace", &format!("{} ({})", path(&policy.workspace), access_word(policy.workspace_access)));
+    let home = policy.home.dir.as_deref().map_or("none".to_owned(), path);
+    let mode = match policy.home.mode {
+        HomeMode::Private => "an empty one of its own",
+        HomeMode::Hidden => "empty and read-only",
+        HomeMode::Read => "the real one, read-only",
+    };
+    field(&mut text, "home", &format!("{home}: {mode}"));
+    match &policy.network {
+        Network::Off => field(&mut text, "network", "off"),
+        Network::Host => field(&mut text, "network", "the host's, unmediated"),
+        Network::Routes(routes) => {
+            field(&mut text, "network", if routes.is_empty() { "routes, none named" } else { "these routes" });
+            for route in routes {
+                let ports: Vec<_> = route.ports.iter().map(u16::to_string).collect();
+                field(&mut text, "", &format!("{} on {} ({})", route.host, ports.join(", "), route.origin));
+            }
+        }
+    }
+    for socket in &policy.unix.connect {
+        field(&mut text, "socket", &path(socket));
+    }
+    let mut files: Vec<_> = policy.files.iter().collect();
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    let rows: Vec<_> = files
+        .into_iter()
+        .map(|rule| (access_word(rule.access).to_owned(), path(&rule.path), clean(&rule.origin.to_string()).into_owned()))
+        .collect();
+    section(&mut text, "files", &rows);
+    let rules = &policy.environment;
+    let list = |names: Vec<&str>| (!names.is_empty()).then(|| clean(&names.join(" ")).into_owned());
+    let rows: Vec<_> = [
+        ("allow", list(rules.allow.iter().map(String::as_str).collect())),
+        ("deny", list(rules.deny.iter().map(String::as_str).collect())),
+        ("explicit", list(rules.explicit.iter().map(String::as_str).collect())),
+        ("set", list(rules.set.keys().map(String::as_str).collect())),
+    ]
+    .into_iter()
+    .filter_map(|(word, names)| Some((word.to_owned(), names?, String::new())))
+    .collect();
+    section(&mut text, "environment", &rows);
+    let guarantees = |list: &std::collections::BTreeSet<_>| {
+        list.iter().map(hermes_profiles::Guarantee::to_string).collect::<Vec<_>>().join(" ")
+    };
+    text.push('\n');
+    field(&mut text, "preferred", &guarantees(&policy.preferred));
+    if !policy.accepted.is_empty() {
+        field(&mut text, "accepted", &guarantees(&policy.accepted));
+    }
+    text
+}
+
+fn access_word(access: Access) -> &'static str {
+    match access {
+        Access::Hidden => "hidden",
+        Access::Read => "read",
+        Access::Write => "write",
+        Access::Overlay => "copy",
+    }
+}

@@ -1,0 +1,32 @@
+//! `run`: parse, resolve, plan, refuse or start.
+
+use crate::args::RunArgs;
+use crate::engine;
+use crate::error::Error;
+use crate::events::{Event, Log};
+use crate::prepare::{self, Prepared};
+
+/// Runs a command in a sandbox and returns the exit status.
+pub(crate) fn run(args: RunArgs) -> Result<u8, Error> {
+    let prepared = prepare::prepare(&args.policy, &args.command)?;
+    let mut log = Log::open(args.json_events.as_deref())?;
+    log.announce(&prepared.plan)?;
+    let outcome = start(prepared, args, &mut log);
+    let (status, error) = match &outcome {
+        Ok(status) => (*status, None),
+        Err(error) => (error.kind.status(), Some(error.message.as_str())),
+    };
+    let told = log.write(&Event::End { status, error });
+    outcome.inspect(|_| {
+        // The command has run; its status matters more than the last line of the log.
+        if let Err(error) = told {
+            error.report();
+        }
+    })
+}
+
+fn start(prepared: Prepared, args: RunArgs, log: &mut Log) -> Result<u8, Error> {
+    prepared.refuse_lost()?;
+    prepared.tell_losses();
+    engine::run(prepared, args.command, log, args.policy.verbose)
+}

@@ -1,0 +1,72 @@
+//! Descriptors 0 to 2 on their way in: what is refused, what is handed in, what becomes a pseudo-terminal.
+
+use std::io::IsTerminal;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use hermes_backends::wire::Stdio;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::socket::{SockType, getsockopt, sockopt};
+use nix::sys::stat::{FileStat, SFlag, fstat, major, minor};
+
+use crate::error::Error;
+
+/// What one descriptor of the caller is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Descriptor {
+    /// How it goes in.
+    pub(crate) kind: Stdio,
+    /// A file or device that a job may open again by `/proc/self/fd`.
+    pub(crate) reopenable: bool,
+    /// Opened for writing.
+    pub(crate) writable: bool,
+}
+
+/// Looks at descriptors 0, 1 and 2.
+///
+/// # Errors
+/// A directory walks out of any root, an O_PATH descriptor names a file outside it, a datagram socket can send to any
+/// named socket, and a device speaks to the host's hardware: none of them goes in.
+pub(crate) fn look() -> Result<[Descriptor; 3], Error> {
+    let (input, output, error) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
+    let one = |fd: BorrowedFd<'_>| {
+        judge(fd).map_err(|why| {
+            Error::setup(format!("descriptor {} is {why}; it cannot go into a sandbox", fd.as_raw_fd()))
+                .hint("redirect it to a file, a pipe or /dev/null")
+        })
+    };
+    Ok([one(input.as_fd())?, one(output.as_fd())?, one(error.as_fd())?])
+}
+
+fn judge(fd: BorrowedFd<'_>) -> Result<Descriptor, &'static str> {
+    let stat = fstat(fd).map_err(|_| "closed")?;
+    let flags = fcntl(fd, FcntlArg::F_GETFL).map_err(|_| "closed")?;
+    if flags & libc_o_path() != 0 {
+        return Err("an O_PATH descriptor");
+    }
+    let writable = flags & OFlag::O_ACCMODE.bits() != OFlag::O_RDONLY.bits();
+    let handed = |reopenable| Ok(Descriptor { kind: Stdio::Handed, reopenable, writable });
+    match SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) {
+        SFlag::S_IFREG => handed(true),
+        SFlag::S_IFIFO => handed(false),
+        SFlag::S_IFDIR => Err("a directory"),
+        SFlag::S_IFSOCK => match getsockopt(&fd, sockopt::SockType) {
+            Ok(SockType::Stream | SockType::SeqPacket) => handed(false),
+            _ => Err("a datagram or raw socket"),
+        },
+        // The host's terminal stays outside: whoever holds it can read what is typed and set its modes.
+        SFlag::S_IFCHR if fd.is_terminal() => Ok(Descriptor { kind: Stdio::Terminal, reopenable: false, writable: true }),
+        SFlag::S_IFCHR if harmless_device(&stat) => handed(true),
+        SFlag::S_IFCHR | SFlag::S_IFBLK => Err("a device"),
+        // Anonymous inodes: memory files come out as regular files above; what is left has no use as standard stream.
+        _ => Err("neither a file, a pipe nor a terminal"),
+    }
+}
+
+fn libc_o_path() -> i32 {
+    OFlag::O_PATH.bits()
+}
+
+/// null, zero, full, random and urandom: major 1 (Documentation/admin-guide/devices.txt).
+fn harmless_device(stat: &FileStat) -> bool {
+    major(stat.st_rdev) == 1 && matches!(minor(stat.st_rdev), 3 | 5 | 7 | 8 | 9)
+}

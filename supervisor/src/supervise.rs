@@ -1,0 +1,367 @@
+//! Runs one command in a sandbox: start, forward, wait.
+//!
+//! One thread and one `poll`: there is nothing here that an async runtime would make simpler, and a start that needs
+//! none is faster.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::time::{Duration, Instant};
+
+use hermes_backends::local::{HandedFd, Sandbox};
+use hermes_backends::plan::Plan;
+use hermes_backends::step::{Step, StepError};
+use hermes_backends::wire::{Event as Answer, Request, Spawn, Stdio};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal, raise};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::stat::{Mode, umask};
+
+use crate::error::{Error, Kind};
+use crate::events::{Event, Log};
+use crate::output;
+use crate::stdio::{self, Descriptor};
+use crate::terminal::Relay;
+
+/// The only job of a `run`.
+const JOB: u32 = 1;
+/// A second Ctrl-C within this time kills.
+const IMPATIENCE: Duration = Duration::from_secs(2);
+/// What `timeout` is answered with.
+const TIMED_OUT: u8 = 124;
+/// Where programs are looked for when the caller's environment has no PATH (as in glibc's `confstr(_CS_PATH)`).
+const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+
+const FORWARDED: &[Signal] = &[
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGWINCH,
+    Signal::SIGTSTP,
+    Signal::SIGCONT,
+    Signal::SIGTTOU,
+];
+
+/// Runs `command` and returns its exit status.
+pub(crate) fn run(
+    plan: &Plan,
+    command: &[OsString],
+    environment: Vec<(OsString, OsString)>,
+    cgroups: &[BorrowedFd<'_>],
+    log: &mut Log,
+) -> Result<u8, Error> {
+    let descriptors = stdio::look()?;
+    let mut signals = SigSet::empty();
+    for &signal in FORWARDED {
+        signals.add(signal);
+    }
+    signals.thread_block().map_err(|errno| failed(&StepError::new(Step::Spawn, errno), command))?;
+    let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+    let signals = SignalFd::with_flags(&signals, flags).map_err(|errno| failed(&StepError::new(Step::Spawn, errno), command))?;
+
+    let own = [std::io::stdin().as_fd().as_fd(), std::io::stdout().as_fd(), std::io::stderr().as_fd()]
+        .map(|fd| fd.try_clone_to_owned());
+    let mut fds = Vec::with_capacity(3);
+    for fd in own {
+        fds.push(fd.map_err(|e| Error::setup(format!("cannot copy a standard descriptor: {e}")))?);
+    }
+    let handed: Vec<HandedFd<'_>> = fds
+        .iter()
+        .zip(&descriptors)
+        .filter(|(_, descriptor)| descriptor.reopenable)
+        .map(|(fd, descriptor)| HandedFd { fd: fd.as_fd(), writable: descriptor.writable })
+        .collect();
+    let to_error = |error: StepError| failed(&error, command);
+    let sandbox = Sandbox::start(plan, &handed, cgroups).map_err(to_error)?;
+    let terminal = descriptors.iter().any(|descriptor| descriptor.kind == Stdio::Terminal);
+    let spawn = spawn(plan, command, environment, &descriptors);
+    let passed: Vec<BorrowedFd<'_>> =
+        fds.iter().zip(&descriptors).filter(|(_, d)| d.kind == Stdio::Handed).map(|(fd, _)| fd.as_fd()).collect();
+    let mut relay = None;
+    if terminal {
+        sandbox.request(&Request::OpenTerminal, &[]).map_err(to_error)?;
+        relay = Some(open_terminal(&sandbox, command)?);
+    }
+    sandbox.spawn(spawn, &passed).map_err(to_error)?;
+    drop(passed);
+    let mut session =
+        Session { plan, command, sandbox, signals, relay, log, deadline: None, interrupted: None, timed_out: false };
+    if let Some(timeout) = plan.limits.timeout {
+        session.deadline = Some((Instant::now() + Duration::from_millis(timeout), Due::Timeout));
+    }
+    let status = session.wait()?;
+    session.sandbox.wait();
+    Ok(status)
+}
+
+fn open_terminal(sandbox: &Sandbox, command: &[OsString]) -> Result<Relay, Error> {
+    let lost = || Error::setup("the sandbox's init ended before it opened a terminal");
+    match sandbox.event().map_err(|error| failed(&error, command))? {
+        Some((Answer::Terminal, mut fds)) => {
+            let master = fds.pop().ok_or_else(lost)?;
+            Relay::new(master).map_err(|errno| failed(&StepError::new(Step::Terminal, errno), command))
+        }
+        Some((Answer::SetupFailed(error) | Answer::TerminalFailed(error), _)) => Err(failed(&error, command)),
+        _ => Err(lost()),
+    }
+}
+
+fn spawn(plan: &Plan, command: &[OsString], environment: Vec<(OsString, OsString)>, descriptors: &[Descriptor; 3]) -> Spawn {
+    let path = environment.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.clone());
+    let mask = umask(Mode::empty());
+    umask(mask);
+    Spawn {
+        job: JOB,
+        candidates: candidates(&command[0], path.as_deref().unwrap_or(OsStr::new(DEFAULT_PATH))),
+        args: command.iter().map(|arg| arg.as_bytes().to_vec()).collect(),
+        environment: environment
+            .into_iter()
+            .map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat())
+            .collect(),
+        cwd: plan.cwd.as_os_str().as_bytes().to_vec(),
+        stdio: descriptors.map(|descriptor| descriptor.kind),
+        umask: mask.bits(),
+        open_files: plan.limits.open_files,
+        file_size: plan.limits.file_size,
+        last: true,
+    }
+}
+
+/// Where execvp would look for `program`.
+fn candidates(program: &OsStr, path: &OsStr) -> Vec<Vec<u8>> {
+    if program.as_bytes().contains(&b'/') || program.is_empty() {
+        return vec![program.as_bytes().to_vec()];
+    }
+    std::env::split_paths(path)
+        .map(|dir| if dir.as_os_str().is_empty() { ".".into() } else { dir })
+        .map(|dir| dir.join(program).into_os_string().into_vec())
+        .collect()
+}
+
+/// What a deadline is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Due {
+    /// The command's time is up.
+    Timeout,
+    /// The grace after a SIGTERM or SIGHUP is over.
+    Kill,
+}
+
+struct Session<'a> {
+    plan: &'a Plan,
+    command: &'a [OsString],
+    sandbox: Sandbox,
+    signals: SignalFd,
+    relay: Option<Relay>,
+    log: &'a mut Log,
+    deadline: Option<(Instant, Due)>,
+    interrupted: Option<Instant>,
+    timed_out: bool,
+}
+
+impl Session<'_> {
+    fn wait(&mut self) -> Result<u8, Error> {
+        if let Some(relay) = &mut self.relay {
+            relay.enter();
+        }
+        loop {
+            let (event, signal, output, input) = self.poll()?;
+            if output && let Some(relay) = &mut self.relay {
+                relay.flush();
+                relay.copy_output();
+            }
+            if input && self.relay.as_mut().is_some_and(|relay| !relay.take_input()) {
+                self.forward(Signal::SIGHUP)?;
+            }
+            if signal {
+                self.take_signals()?;
+            }
+            if event && let Some(status) = self.take_event()? {
+                if let Some(mut relay) = self.relay.take() {
+                    relay.drain();
+                    relay.leave();
+                }
+                return Ok(if self.timed_out { TIMED_OUT } else { status });
+            }
+            self.check_deadline()?;
+        }
+    }
+
+    /// Waits for something to do: (event, signal, output of the job, input for it).
+    fn poll(&self) -> Result<(bool, bool, bool, bool), Error> {
+        let timeout = self.deadline.map_or(PollTimeout::NONE, |(at, _)| {
+            PollTimeout::try_from(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
+        });
+        let input = std::io::stdin();
+        let relay = self.relay.as_ref();
+        let master = relay.and_then(Relay::master);
+        let typed = relay.is_some_and(Relay::wants_input);
+        let mut fds =
+            vec![PollFd::new(self.sandbox.as_fd(), PollFlags::POLLIN), PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        if typed {
+            fds.push(PollFd::new(input.as_fd(), PollFlags::POLLIN));
+        }
+        if let Some(master) = master {
+            let room = if relay.is_some_and(Relay::has_pending) { PollFlags::POLLOUT } else { PollFlags::empty() };
+            fds.push(PollFd::new(master, PollFlags::POLLIN | room));
+        }
+        match poll(&mut fds, timeout) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(Error::setup(format!("cannot wait for the sandbox: {}", errno.desc()))),
+        }
+        let ready = |n: usize| fds.get(n).and_then(PollFd::revents).is_some_and(|events| !events.is_empty());
+        let output = 2 + usize::from(typed);
+        Ok((ready(0), ready(1), ready(output), typed && ready(2)))
+    }
+
+    /// One event from init; the exit status when the job has ended.
+    fn take_event(&mut self) -> Result<Option<u8>, Error> {
+        match self.sandbox.event().map_err(|error| failed(&error, self.command))? {
+            None => Err(Error::setup("the sandbox's init ended unexpectedly").hint("was it killed, or out of memory? see the kernel log")),
+            Some((Answer::SetupFailed(error) | Answer::StartFailed { error, .. }, _)) => Err(failed(&error, self.command)),
+            Some((Answer::Started { job }, _)) => {
+                if self.log.wanted() {
+                    let argv = self.command.iter().map(|arg| output::bytes(arg.as_bytes())).collect();
+                    self.log.write(&Event::JobStart { job, argv, cwd: output::path(&self.plan.cwd) })?;
+                }
+                Ok(None)
+            }
+            Some((Answer::Exited { job, status }, _)) => {
+                let (code, signal) = (status >> 8 & 0xff, status & 0x7f);
+                let (exit, by) = if signal == 0 { (Some(code as u8), None) } else { (None, Some(signal)) };
+                self.log.write(&Event::JobExit { job, status: exit, signal: by })?;
+                Ok(Some(exit.unwrap_or(128 + signal as u8)))
+            }
+            Some((Answer::Stopped { signal, .. }, _)) => self.stop(signal).map(|()| None),
+            Some((Answer::MemoryExceeded { resident }, _)) => {
+                let limit = self.plan.limits.memory.unwrap_or(0);
+                output::complain(&format!(
+                    "the memory limit was exceeded ({} MiB in use, {} MiB allowed), so the command was killed; raise it with --limit memory=SIZE",
+                    resident >> 20,
+                    limit >> 20
+                ));
+                self.log.write(&Event::LimitHit { limit: "memory".into() })?;
+                Ok(None)
+            }
+            Some((Answer::Terminal | Answer::TerminalFailed(_), _)) => Ok(None),
+        }
+    }
+
+    /// The job was stopped (Ctrl-Z on its terminal): stop with it, and continue it when continued.
+    fn stop(&mut self, signal: i32) -> Result<(), Error> {
+        if self.relay.is_none() || signal == Signal::SIGSTOP as i32 {
+            return Ok(());
+        }
+        if let Some(relay) = &mut self.relay {
+            relay.leave();
+        }
+        let _ = raise(Signal::SIGSTOP);
+        self.resume()
+    }
+
+    fn resume(&mut self) -> Result<(), Error> {
+        if let Some(relay) = &mut self.relay {
+            relay.enter();
+            relay.resize();
+        }
+        self.send(Signal::SIGCONT, true)
+    }
+
+    fn send(&self, signal: Signal, group: bool) -> Result<(), Error> {
+        self.sandbox.signal(JOB, signal, group).map_err(|error| failed(&error, self.command))
+    }
+
+    fn take_signals(&mut self) -> Result<(), Error> {
+        while let Ok(Some(info)) = self.signals.read_signal() {
+            if let Ok(signal) = Signal::try_from(info.ssi_signo as i32) {
+                self.forward(signal)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn forward(&mut self, signal: Signal) -> Result<(), Error> {
+        match signal {
+            Signal::SIGTTOU => Ok(()),
+            Signal::SIGWINCH => {
+                if let Some(relay) = &self.relay {
+                    relay.resize();
+                    return Ok(());
+                }
+                self.send(signal, true)
+            }
+            Signal::SIGTSTP => {
+                self.send(Signal::SIGTSTP, true)?;
+                if let Some(relay) = &mut self.relay {
+                    relay.leave();
+                }
+                let _ = raise(Signal::SIGSTOP);
+                self.resume()
+            }
+            Signal::SIGCONT => self.resume(),
+            // What the terminal's keys send goes to the foreground group; people press twice when they mean it.
+            Signal::SIGINT | Signal::SIGQUIT => {
+                let now = Instant::now();
+                if signal == Signal::SIGINT && self.interrupted.is_some_and(|at| now - at < IMPATIENCE) {
+                    return self.kill();
+                }
+                self.interrupted = Some(now);
+                self.send(signal, true)
+            }
+            Signal::SIGTERM | Signal::SIGHUP => {
+                self.kill_later();
+                self.send(signal, false)
+            }
+            other => self.send(other, false),
+        }
+    }
+
+    fn kill_later(&mut self) {
+        let at = Instant::now() + Duration::from_millis(self.plan.limits.grace);
+        if self.deadline.is_none_or(|(_, due)| due == Due::Timeout) {
+            self.deadline = Some((at, Due::Kill));
+        }
+    }
+
+    fn kill(&self) -> Result<(), Error> {
+        self.sandbox.request(&Request::Kill { job: JOB }, &[]).map_err(|error| failed(&error, self.command))
+    }
+
+    fn check_deadline(&mut self) -> Result<(), Error> {
+        match self.deadline {
+            Some((at, due)) if at <= Instant::now() => {
+                self.deadline = None;
+                match due {
+                    Due::Kill => self.kill(),
+                    Due::Timeout => {
+                        self.timed_out = true;
+                        output::complain("the command's time is up (--limit timeout), so it was stopped");
+                        self.log.write(&Event::LimitHit { limit: "timeout".into() })?;
+                        self.kill_later();
+                        self.send(Signal::SIGTERM, true)
+                    }
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The error for a step of the set-up or of the start.
+fn failed(error: &StepError, command: &[OsString]) -> Error {
+    let program = command.first().map(|program| output::bytes(program.as_bytes())).unwrap_or_default();
+    match (error.step, error.errno()) {
+        (Step::Exec, Errno::ENOENT | Errno::ENOTDIR) => Error::new(Kind::NotFound, format!("{program}: command not found in the sandbox"))
+            .hint("it is looked for in PATH and in what the policy grants; `--ro DIR` grants a directory"),
+        (Step::Exec, Errno::E2BIG) => Error::new(Kind::NotExecutable, format!("{program}: arguments and environment are too long (E2BIG)")),
+        (Step::Exec, errno) => Error::new(Kind::NotExecutable, format!("{program}: cannot be executed: {} ({errno:?})", errno.desc())),
+        (Step::Namespaces | Step::IdMap | Step::Proc | Step::Loopback, _) => {
+            Error::setup(error.to_string()).hint("`hermes-sandbox doctor` says what this machine cannot do and how to change that")
+        }
+        _ => Error::setup(error.to_string()),
+    }
+}

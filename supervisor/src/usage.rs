@@ -1,0 +1,75 @@
+//! Condenses a clap error to one line that says what is wrong, and hints that say what to do.
+
+use std::error::Error as _;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::error::Error;
+
+/// The one-line form of a parse error.
+pub(crate) fn condense(error: &clap::Error) -> Error {
+    let first = |kind| texts(error, kind).into_iter().next().unwrap_or_default();
+    let argument = name_of(&first(ContextKind::InvalidArg));
+    let value = first(ContextKind::InvalidValue);
+    match error.kind() {
+        ErrorKind::UnknownArgument => {
+            let what = if argument.starts_with('-') { "unknown option" } else { "unexpected argument" };
+            let plain = Error::usage(format!("{what} `{argument}`"));
+            match texts(error, ContextKind::SuggestedArg).first() {
+                Some(close) => plain.hint(format!("did you mean `{}`?", name_of(close))),
+                None => plain.hint("options of the command itself go after `--`; `--help` lists the known ones"),
+            }
+        }
+        ErrorKind::InvalidSubcommand => {
+            let plain = Error::usage(format!("no such subcommand: `{}`", first(ContextKind::InvalidSubcommand)));
+            match texts(error, ContextKind::SuggestedSubcommand).first() {
+                Some(close) => plain.hint(format!("did you mean `{close}`?")),
+                None => plain.hint("`hermes-sandbox --help` lists them"),
+            }
+        }
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            Error::usage("no subcommand given").hint("`hermes-sandbox --help` lists them")
+        }
+        ErrorKind::InvalidValue if value.is_empty() => Error::usage(format!("`{argument}` needs a value")),
+        ErrorKind::InvalidValue => {
+            let valid = texts(error, ContextKind::ValidValue).join(", ");
+            Error::usage(format!("bad value `{value}` for `{argument}`: not one of {valid}"))
+        }
+        ErrorKind::ValueValidation => {
+            let why = error.source().map(ToString::to_string).unwrap_or_default();
+            Error::usage(format!("bad value `{value}` for `{argument}`: {why}"))
+        }
+        ErrorKind::TooManyValues => Error::usage(format!("`{argument}` takes no value, but `{value}` was given")),
+        ErrorKind::ArgumentConflict => match texts(error, ContextKind::PriorArg).first().map(|prior| name_of(prior)) {
+            Some(prior) if prior != argument => Error::usage(format!("`{argument}` cannot be used together with `{prior}`")),
+            _ => Error::usage(format!("`{argument}` is given twice")),
+        },
+        ErrorKind::MissingRequiredArgument => {
+            let missing: Vec<_> = texts(error, ContextKind::InvalidArg);
+            if missing.iter().any(|name| name.contains("<COMMAND>")) {
+                Error::usage("no command given").hint("put it after `--`: hermes-sandbox run [OPTIONS] -- COMMAND [ARGUMENT]...")
+            } else {
+                Error::usage(format!("missing {}", missing.join(", ")))
+            }
+        }
+        _ => {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            Error::usage(line.strip_prefix("error: ").unwrap_or(line))
+        }
+    }
+}
+
+fn texts(error: &clap::Error, kind: ContextKind) -> Vec<String> {
+    match error.get(kind) {
+        Some(ContextValue::String(text)) => vec![text.clone()],
+        Some(ContextValue::Strings(texts)) => texts.clone(),
+        Some(ContextValue::StyledStr(text)) => vec![text.to_string()],
+        _ => Vec::new(),
+    }
+}
+
+/// `--net <MODE>` is `--net` to people.
+fn name_of(argument: &str) -> String {
+    argument.split_once(" <").map_or(argument, |(name, _)| name).to_owned()
+}
