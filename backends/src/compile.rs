@@ -1,7 +1,7 @@
 //! Policy + host + survey = plan. A pure function.
 
-mod files;
-mod losses;
+pub mod files;
+pub mod losses;
 
 use std::path::{Path, PathBuf};
 

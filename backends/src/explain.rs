@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use hermes_profiles::{Access, FileRule, Guarantee, Network, Origin, Policy, ospath};
 use serde::Serialize;
 
+use crate::local::seccomp::{self, Arch};
 use crate::plan::{MountStep, NetworkPlan, PathRights, Plan, SeccompPlan};
 use crate::survey::{Found, Survey};
 
@@ -201,43 +202,58 @@ pub fn explain_host(policy: &Policy, plan: &Plan, host: &str, port: Option<u16>)
     answer
 }
 
-/// What the filter answers to a call, as its rule table has it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CallAnswer {
-    /// It goes to the kernel.
-    Allow,
-    /// It is answered with this errno, by its name.
-    Errno(String),
-    /// The process is killed.
-    Kill,
-    /// The broker answers.
-    Broker,
-    /// It depends on the arguments: how.
-    Depends(String),
+/// What does the system call filter do to the call `name`?
+pub fn explain_syscall(plan: &Plan, arch: Arch, name: &str) -> Answer {
+    let mut answer = Answer::new(name);
+    let Some(found) = seccomp::explain(&plan.seccomp, arch, name) else {
+        answer.verdicts = vec![("call", Verdict::Enforced(vec![Layer::Seccomp]))];
+        answer.notes.push("this machine has no call of that name; unknown numbers fail with ENOSYS".into());
+        return answer;
+    };
+    let cases = match &found.answer {
+        seccomp::Answer::Always(verdict) => std::slice::from_ref(verdict),
+        seccomp::Answer::ByArguments(verdicts) => verdicts,
+    };
+    let refuses = |verdict: &seccomp::Verdict| matches!(verdict, seccomp::Verdict::Errno(_) | seccomp::Verdict::Kill);
+    let refused = cases.iter().all(refuses);
+    let layers: &[Layer] = if refused { &[Layer::Seccomp] } else { &[] };
+    let unfiltered = loss(plan, &[Guarantee::SyscallsFiltered]);
+    let verdict = match unfiltered {
+        Some(reason) if refused => Verdict::NotEnforced(reason),
+        _ => verdict(plan, layers, true, &[]),
+    };
+    answer.verdicts = vec![("call", verdict)];
+    let mut words: Vec<String> = cases.iter().map(call_words).collect();
+    words.dedup();
+    match words.as_slice() {
+        [always] if found.reason.is_some() => answer.notes.push(format!("it {always}")),
+        [_] | [] => {}
+        several => answer.notes.push(format!("by its arguments it {}", several.join(", or "))),
+    }
+    answer.rule = found.reason.map(|reason| Rule { text: reason.into(), origin: Origin::Derived("built in".into()) });
+    answer.allow = cases.iter().any(refuses).then(|| opening(&plan.seccomp, arch, name, &found.answer));
+    answer
 }
 
-/// What does the filter answer to the call `name`? `answer_of` looks it up in the rule table; `None`: no such call.
-pub fn explain_syscall(plan: &Plan, name: &str, answer_of: &dyn Fn(&SeccompPlan, &str) -> Option<CallAnswer>) -> Answer {
-    let mut answer = Answer::new(name);
-    let refused = Verdict::Enforced(vec![Layer::Seccomp]);
-    let (verdict, note) = match answer_of(&plan.seccomp, name) {
-        Some(CallAnswer::Allow) => (Verdict::Allowed, None),
-        Some(CallAnswer::Errno(errno)) => (refused, Some(format!("it fails with {errno}"))),
-        Some(CallAnswer::Kill) => (refused, Some("the process is killed".to_owned())),
-        Some(CallAnswer::Broker) => (Verdict::Allowed, Some("each call is checked and made by the sandbox's broker".to_owned())),
-        Some(CallAnswer::Depends(how)) => (Verdict::Allowed, Some(how)),
-        None => (refused, Some("no call of this name is known here; unknown numbers fail with ENOSYS".to_owned())),
-    };
-    if matches!(verdict, Verdict::Enforced(_)) {
-        answer.rule = Some(Rule { text: "the default filter".into(), origin: Origin::Derived("built in".into()) });
-        answer.allow = match name {
-            "unshare" | "setns" => Some("nested_sandbox = true in [kernel] of a profile".into()),
-            _ => Some("nothing: no option of a policy opens it".into()),
-        };
+fn call_words(verdict: &seccomp::Verdict) -> String {
+    match verdict {
+        seccomp::Verdict::Allow => "goes to the kernel".into(),
+        seccomp::Verdict::Errno(errno) => format!("fails with {errno:?}"),
+        seccomp::Verdict::Notify => "is checked and made by the sandbox's broker".into(),
+        seccomp::Verdict::Kill => "kills the process".into(),
     }
-    answer.verdicts = vec![("call", verdict)];
-    answer.notes.extend(note);
-    answer
+}
+
+/// The option of a profile that changes the answer.
+fn opening(plan: &SeccompPlan, arch: Arch, name: &str, now: &seccomp::Answer) -> String {
+    let options = [
+        ("nested_sandbox", SeccompPlan { nested_sandbox: true, ..plan.clone() }),
+        ("unix_datagram", SeccompPlan { unix_datagram: true, ..plan.clone() }),
+    ];
+    options
+        .iter()
+        .find(|(_, with)| seccomp::explain(with, arch, name).is_some_and(|found| found.answer != *now))
+        .map_or("no option of a policy opens it".into(), |(option, _)| format!("{option} = true under [kernel] in a profile"))
 }
 
 /// Does a variable go in? `dropped`: why it stays out, in words; `None` when it passes.

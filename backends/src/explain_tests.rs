@@ -233,15 +233,25 @@ fn hosts() {
 
 #[test]
 fn calls() {
-    let table = |_: &SeccompPlan, name: &str| match name {
-        "read" => Some(CallAnswer::Allow),
-        "mount" => Some(CallAnswer::Errno("EPERM".into())),
-        _ => None,
+    let ask = |plan: &Plan, name| {
+        let answer = explain_syscall(plan, Arch::X86_64, name);
+        (answer.verdicts[0].1.clone(), answer)
     };
-    let verdict = |name| explain_syscall(&plan(), name, &table).verdicts[0].1.clone();
-    assert_eq!(verdict("read"), Verdict::Allowed);
-    assert_eq!(verdict("mount"), Verdict::Enforced(vec![Layer::Seccomp]));
-    assert_eq!(verdict("no_such"), Verdict::Enforced(vec![Layer::Seccomp]));
+    let refused = Verdict::Enforced(vec![Layer::Seccomp]);
+    assert_eq!(ask(&plan(), "read").0, Verdict::Allowed);
+    assert_eq!(ask(&plan(), "read").1.allow, None);
+    let (verdict, answer) = ask(&plan(), "mount");
+    assert_eq!(verdict, refused);
+    assert_eq!(answer.notes, ["it fails with EPERM"]);
+    assert_eq!(answer.allow.as_deref(), Some("no option of a policy opens it"));
+    assert_eq!(ask(&plan(), "unshare").1.allow.as_deref(), Some("nested_sandbox = true under [kernel] in a profile"));
+    assert_eq!(ask(&plan(), "connect").1.notes, ["it is checked and made by the sandbox's broker"]);
+    assert_eq!(ask(&plan(), "no_such").0, refused);
+
+    let lost =
+        Lost { guarantee: Guarantee::SyscallsFiltered, required: false, reason: "no filter".into(), remedy: String::new() };
+    let unfiltered = Plan { lost: vec![lost], ..plan() };
+    assert_eq!(ask(&unfiltered, "mount").0, Verdict::NotEnforced("syscalls-filtered: no filter".into()));
 }
 
 #[test]

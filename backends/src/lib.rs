@@ -4,9 +4,9 @@
 //! survey into a [`plan::Plan`] (a pure function), and the backends enforce it. All unsafe code of the project lives
 //! in `local/sys/`. This room refuses to know how a policy was written and what people are told.
 
+pub mod closure;
 pub mod compile;
 pub mod explain;
-pub mod closure;
 pub mod host;
 pub mod limits;
 pub mod local;

@@ -3,17 +3,36 @@
 //! This room owns what is allowed: types, TOML, includes, merging, flags, environment rules and the answers of
 //! `explain`. It refuses to know what the machine can enforce: it makes no system call but through the
 //! [`Files`] it is handed, and has no unsafe code.
+//!
+//! The way through it: a [`Request`] names a profile, flags and the caller; [`resolve`] loads the [`profile`] with its
+//! includes, merges, expands [`paths`], lets the [`project`] take away, and returns a [`Policy`];
+//! [`environment::filter`] applies its rules to the caller's variables.
 
+pub mod builtin;
+mod config;
 pub mod environment;
 mod error;
+pub mod explain;
+pub mod layer;
+mod merge;
 pub mod ospath;
+mod parse;
+pub mod paths;
 pub mod policy;
+pub mod profile;
+pub mod project;
 mod request;
 mod resolve;
+pub mod trust;
+mod values;
 
+pub use config::SOURCES;
 pub use error::PolicyError;
 pub use policy::{
     Access, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, KernelRules, Limits, Network, Origin, Policy, Route, UnixRules,
 };
 pub use request::{Caller, Files, MAX_FILE, Overrides, Request, Resolved};
 pub use resolve::resolve;
+
+#[cfg(test)]
+mod tests;

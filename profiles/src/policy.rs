@@ -2,6 +2,7 @@
 //!
 //! This is the only thing that the rooms behind this one see of a profile.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -73,7 +74,7 @@ pub struct FileRule {
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
     /// A profile that ships with the program.
-    Builtin(String),
+    Builtin(Cow<'static, str>),
     /// A policy file of the user or the project.
     File {
         /// The file.
@@ -83,9 +84,9 @@ pub enum Origin {
         line: usize,
     },
     /// A command line flag, e.g. `--ro`.
-    Flag(String),
+    Flag(Cow<'static, str>),
     /// Something the program concluded, e.g. the real prefix of a virtualenv.
-    Derived(String),
+    Derived(Cow<'static, str>),
 }
 
 impl fmt::Display for Origin {
@@ -171,7 +172,7 @@ pub struct UnixRules {
 pub struct Limits {
     /// Bytes of memory for the whole tree.
     pub memory: Option<u64>,
-    /// `memory` as percent of the machine; used when `memory` is `None`.
+    /// `memory` as percent of the machine. When both are there the smaller one counts.
     pub memory_percent: Option<u8>,
     /// Processes and threads of the whole tree.
     pub processes: Option<u64>,
@@ -270,10 +271,12 @@ impl Policy {
 
     /// The rule that decides about `path` (absolute, normalised): a hiding rule on it or a parent, else the longest.
     pub fn rule_for(&self, path: &Path) -> Option<&FileRule> {
-        let covering = || self.files.iter().filter(|rule| path.starts_with(&rule.path));
+        let covering = || self.files.iter().filter(|rule| crate::paths::covers(&rule.path, path));
+        // Of two normalised prefixes of one path the longer one has more components.
+        let length = |rule: &FileRule| rule.path.as_os_str().len();
         covering()
             .filter(|rule| rule.access == Access::Hidden)
-            .max_by_key(|rule| rule.path.components().count())
-            .or_else(|| covering().max_by_key(|rule| (rule.path.components().count(), rule.access)))
+            .max_by_key(|rule| length(rule))
+            .or_else(|| covering().max_by_key(|rule| (length(rule), rule.access)))
     }
 }

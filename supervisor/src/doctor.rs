@@ -65,11 +65,12 @@ pub(crate) fn doctor(host: &Host, json: bool, verbose: bool) -> Result<u8, Error
 
 /// The mechanism that a sandbox would use when the policy has no wish of its own.
 fn tier(host: &Host) -> Option<Tier> {
+    let namespaces = [&host.userns, &host.netns, &host.proc_mount, &host.recursive_attributes].iter().all(|probe| probe.works());
     if !host.seccomp.works() {
         None
-    } else if host.userns.works() {
+    } else if namespaces {
         Some(Tier::Namespaces)
-    } else if host.landlock_abi > 0 {
+    } else if host.landlock_abi >= 3 {
         Some(Tier::Landlock)
     } else {
         None

@@ -4,81 +4,68 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use hermes_backends::explain::CallAnswer;
+use hermes_backends::compile::files::paths_of;
+use hermes_backends::compile::{Choices, compile as compile_plan};
 use hermes_backends::host::Host;
-use hermes_backends::plan::{Plan, SeccompPlan};
+use hermes_backends::plan::{Plan, Tier};
 use hermes_backends::survey::Survey;
+use hermes_backends::{local, probe};
 use hermes_profiles::{Caller, Policy};
 
-use crate::args::PolicyArgs;
-use crate::error::Error;
+use crate::args::{PolicyArgs, TierArg};
+use crate::error::{Error, Kind};
 use crate::events::Log;
 use crate::prepare::Prepared;
+use crate::supervise;
 
 /// The first process of a sandbox; called before anything else, with `init` as the only argument.
 pub(crate) fn init() -> ExitCode {
-    not_connected().report().into()
+    ExitCode::from(local::init::main() as u8)
 }
 
 /// What this machine can enforce, from the cache of this boot when there is one.
-pub(crate) fn measure(_cache_dir: Option<&Path>) -> Host {
-    unconnected_host()
+pub(crate) fn measure(cache_dir: Option<&Path>) -> Host {
+    match cache_dir {
+        Some(dir) => probe::cached(dir),
+        None => probe::probe(),
+    }
 }
 
 /// What this machine can enforce, measured now.
 pub(crate) fn measure_now() -> Host {
-    unconnected_host()
+    probe::probe()
 }
 
-/// What the policy's paths and the command's are on this machine.
-pub(crate) fn survey(_policy: &Policy, _caller: &Caller, _command: &[OsString]) -> Survey {
-    Survey::default()
+/// What the policy's paths are on this machine.
+pub(crate) fn survey(policy: &Policy) -> Survey {
+    hermes_backends::survey::survey(paths_of(policy))
 }
 
 /// Adds what `paths` are to a survey.
-pub(crate) fn survey_also(_survey: &mut Survey, _paths: &[&Path]) {}
-
-/// The plan. `args` has the wishes that are no part of the policy: `tier` and `user`.
-pub(crate) fn compile(_policy: &Policy, _host: &Host, _survey: &Survey, _args: &PolicyArgs) -> Result<Plan, Error> {
-    Err(not_connected())
+pub(crate) fn survey_also(survey: &mut Survey, paths: &[&Path]) {
+    let more = hermes_backends::survey::survey(paths.iter().copied());
+    for path in paths {
+        survey.insert(*path, more.get(path).clone());
+    }
 }
 
-/// What the system call filter of a plan answers to a call.
-pub(crate) fn call_answer(_plan: &SeccompPlan, _name: &str) -> Option<CallAnswer> {
-    None
+/// The plan. `args` has the wishes that are no part of the policy.
+pub(crate) fn compile(
+    policy: &Policy,
+    host: &Host,
+    survey: &Survey,
+    args: &PolicyArgs,
+    caller: &Caller,
+) -> Result<Plan, Error> {
+    let tier = args.tier.map(|tier| match tier {
+        TierArg::Namespaces => Tier::Namespaces,
+        TierArg::Landlock => Tier::Landlock,
+    });
+    let choices = Choices { tier, cwd: Some(&caller.cwd), scratch: None };
+    compile_plan(policy, host, survey, choices).map_err(|error| Error::new(Kind::Policy, error.to_string()))
 }
 
 /// Runs a command in a sandbox and returns the exit status.
-pub(crate) fn run(_prepared: Prepared, _command: Vec<OsString>, _log: &mut Log, _verbose: bool) -> Result<u8, Error> {
-    Err(not_connected())
-}
-
-fn not_connected() -> Error {
-    Error::setup("this build has no backend")
-}
-
-fn unconnected_host() -> Host {
-    use hermes_backends::host::{CgroupAccess, Probe};
-    use hermes_backends::step::{Step, StepError};
-    let fails = || Probe::Fails(StepError { step: Step::Spawn, subject: None, errno: 0 });
-    Host {
-        kernel: String::new(),
-        arch: std::env::consts::ARCH.into(),
-        landlock_abi: 0,
-        userns: fails(),
-        userns_cause: None,
-        netns: fails(),
-        proc_mount: fails(),
-        overlay: fails(),
-        recursive_attributes: fails(),
-        idmap: fails(),
-        notify: fails(),
-        seccomp: fails(),
-        processes_per_userns: false,
-        cgroup: CgroupAccess::None,
-        uid: 0,
-        gid: 0,
-        powerful_groups: Vec::new(),
-        memory: 0,
-    }
+pub(crate) fn run(prepared: Prepared, command: Vec<OsString>, log: &mut Log) -> Result<u8, Error> {
+    supervise::run(&prepared.plan, &command, prepared.environment.passed, &[], log)
 }

@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use hermes_backends::explain::{self, Answer, Certainty, Verdict};
+use hermes_backends::local::seccomp::Arch;
 use hermes_profiles::environment;
 
 use crate::args::{Explain, ExplainArgs};
@@ -29,7 +30,8 @@ pub(crate) fn explain(what: Explain) -> Result<u8, Error> {
         }
         Explain::Syscall { name, explain } => {
             let prepared = prepare::prepare(&explain.policy, &[])?;
-            let answer = explain::explain_syscall(&prepared.plan, &name, &engine::call_answer);
+            let arch = Arch::NATIVE.ok_or_else(|| Error::setup("the system calls of this architecture are not known"))?;
+            let answer = explain::explain_syscall(&prepared.plan, arch, &name);
             (explain, answer)
         }
         Explain::Env { name, explain } => {

@@ -13,6 +13,9 @@ mod prepare;
 mod profiles;
 mod request;
 mod run;
+mod stdio;
+mod supervise;
+mod terminal;
 #[cfg(test)]
 mod sample;
 mod start;

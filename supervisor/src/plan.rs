@@ -195,6 +195,7 @@ fn mount_words(step: &MountStep) -> Option<(&'static str, String)> {
 
 fn rights_word(rights: PathRights) -> &'static str {
     match rights {
+        PathRights::List => "list",
         PathRights::Read => "read",
         PathRights::Write => "write",
         PathRights::Device => "device",
@@ -311,5 +312,58 @@ fn access_word(access: Access) -> &'static str {
         Access::Read => "read",
         Access::Write => "write",
         Access::Overlay => "copy",
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    fn prepared() -> Prepared {
+        let caller = hermes_profiles::Caller { cwd: "/home/u/ws".into(), home: Some("/home/u".into()), ..Default::default() };
+        let request = hermes_profiles::Request { caller: caller.clone(), ..Default::default() };
+        let policy = hermes_profiles::resolve(&request, &crate::request::Disk).unwrap().policy;
+        Prepared {
+            caller,
+            policy,
+            host: sample::host(),
+            survey: hermes_backends::survey::Survey::default(),
+            plan: sample::plan(),
+            environment: Environment { passed: vec![("PATH".into(), "/bin".into())], dropped: Vec::new() },
+            notices: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_plan_in_words() {
+        let text = as_text(&prepared(), false);
+        for part in [
+            "made of     namespaces, mounts, seccomp\n",
+            "runs as     uid 1000, gid 1000\n",
+            "  hidden   /home/u/ws/s.env\n  write    /home/u/ws\\x1b\n  link     /lib              to usr/lib\n",
+            "  private  /tmp              1 GiB\n",
+            "  memory     1.5 GiB  by watching and killing\n",
+            "  timeout    1.5 s    then status 124\n",
+            "  goes in    PATH\n",
+            "  cpu-limited (required): no control group\n    hint: log in\n",
+            "`run` would not start: cpu-limited is required and lost\n",
+        ] {
+            assert!(text.contains(part), "{part}\nis not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn json_has_the_plan_the_policy_and_names_only() {
+        let json = as_json(&prepared()).unwrap();
+        assert_eq!((&json["starts"], &json["plan"]["tier"]), (&false.into(), &"namespaces".into()));
+        assert_eq!(json["environment"]["passed"], serde_json::json!(["PATH"]));
+        assert_eq!(json["hash"].as_str().map(str::len), Some(64));
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!([bytes(0), bytes(1023), bytes(1 << 10), bytes(3 << 29)], ["0 bytes", "1023 bytes", "1 KiB", "1.5 GiB"]);
     }
 }

@@ -40,8 +40,8 @@ pub(crate) fn prepare(args: &PolicyArgs, command: &[OsString]) -> Result<Prepare
     let (caller, resolved) = policy(args)?;
     let policy = resolved.policy;
     let host = engine::measure(request::cache_dir(&caller).as_deref());
-    let survey = engine::survey(&policy, &caller, command);
-    let plan = engine::compile(&policy, &host, &survey, args)?;
+    let survey = engine::survey(&policy);
+    let plan = engine::compile(&policy, &host, &survey, args, &caller)?;
     let environment = environment::filter(&policy.environment, caller.variables.iter().cloned());
     Ok(Prepared { caller, policy, host, survey, plan, environment, notices: resolved.notices })
 }

@@ -28,5 +28,5 @@ pub(crate) fn run(args: RunArgs) -> Result<u8, Error> {
 fn start(prepared: Prepared, args: RunArgs, log: &mut Log) -> Result<u8, Error> {
     prepared.refuse_lost()?;
     prepared.tell_losses();
-    engine::run(prepared, args.command, log, args.policy.verbose)
+    engine::run(prepared, args.command, log)
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use hermes_backends::local::{HandedFd, Sandbox};
 use hermes_backends::plan::Plan;
 use hermes_backends::step::{Step, StepError};
+use hermes_profiles::ospath;
 use hermes_backends::wire::{Event as Answer, Request, Spawn, Stdio};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -225,7 +226,7 @@ impl Session<'_> {
             Some((Answer::SetupFailed(error) | Answer::StartFailed { error, .. }, _)) => Err(failed(&error, self.command)),
             Some((Answer::Started { job }, _)) => {
                 if self.log.wanted() {
-                    let argv = self.command.iter().map(|arg| output::bytes(arg.as_bytes())).collect();
+                    let argv = self.command.iter().map(|arg| ospath::escaped_bytes(arg.as_bytes())).collect();
                     self.log.write(&Event::JobStart { job, argv, cwd: output::path(&self.plan.cwd) })?;
                 }
                 Ok(None)
@@ -353,7 +354,7 @@ impl Session<'_> {
 
 /// The error for a step of the set-up or of the start.
 fn failed(error: &StepError, command: &[OsString]) -> Error {
-    let program = command.first().map(|program| output::bytes(program.as_bytes())).unwrap_or_default();
+    let program = command.first().map(|program| ospath::escaped_bytes(program.as_bytes())).unwrap_or_default();
     match (error.step, error.errno()) {
         (Step::Exec, Errno::ENOENT | Errno::ENOTDIR) => Error::new(Kind::NotFound, format!("{program}: command not found in the sandbox"))
             .hint("it is looked for in PATH and in what the policy grants; `--ro DIR` grants a directory"),

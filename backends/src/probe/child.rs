@@ -12,6 +12,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::sys::stat::{Mode, SFlag, mknod};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -19,7 +20,10 @@ use nix::unistd::{Pid, mkdir};
 
 use super::{Finding, Item};
 use crate::host::Probe;
+use crate::local::sys::mount::{Attributes, attach, clone_tree, set_attributes};
 use crate::local::sys::probe as sys;
+use crate::local::sys::process::{OneUser, user_namespace};
+use crate::local::sys::thread::{load_filter, loopback_up};
 use crate::step::{At, Step, StepError};
 
 type Outcome = Result<(), StepError>;
@@ -116,6 +120,10 @@ fn own_tmpfs() -> Result<PathBuf, StepError> {
     Err(StepError::new(Step::Tmpfs, Errno::ENOENT))
 }
 
+fn open_path(path: &Path) -> Result<OwnedFd, StepError> {
+    nix::fcntl::open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).at_path(Step::Open, path)
+}
+
 fn directory(path: &Path) -> Result<&Path, StepError> {
     mkdir(path, Mode::from_bits_truncate(0o755)).at_path(Step::Create, path)?;
     Ok(path)
@@ -147,9 +155,10 @@ fn recursive_attributes(root: &Path) -> Outcome {
     directory(&inner)?;
     directory(&target)?;
     mount(Some("tmpfs"), &inner, Some("tmpfs"), MsFlags::empty(), Some("size=64k")).at(Step::Tmpfs)?;
-    let tree = sys::clone_tree(&source, true).at(Step::Bind)?;
-    sys::set_attributes(&tree, libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID, None, true).at(Step::Attributes)?;
-    sys::attach(&tree, &target).at(Step::Attach)?;
+    let tree = clone_tree(open_path(&source)?.as_fd(), true).at(Step::Bind)?;
+    let read_only = Attributes { set: libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID, ..Attributes::default() };
+    set_attributes(tree.as_fd(), c"", read_only, true).at(Step::Attributes)?;
+    attach(tree, open_path(&target)?.as_fd(), c"").at(Step::Attach)?;
     match std::fs::write(target.join("m/f"), b"x") {
         Err(error) if error.raw_os_error() == Some(libc::EROFS) => Ok(()),
         _ => Err(StepError::new(Step::Attributes, Errno::EBADE)),
@@ -187,7 +196,8 @@ fn overlay(root: &Path) -> Outcome {
 
 fn own_network() -> Outcome {
     unshare(CloneFlags::CLONE_NEWNET).at(Step::Namespaces)?;
-    sys::loopback_up().at(Step::Loopback)
+    let any = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).at(Step::Loopback)?;
+    loopback_up(any.as_fd()).at(Step::Loopback)
 }
 
 /// Fails in a chroot and on the initial ramdisk.
@@ -219,32 +229,14 @@ fn processes_are_counted_here() -> Outcome {
 
 /// As root: a clone of the root file system in which root's files belong to `NOBODY`. It is never attached.
 fn idmapped_mount() -> Outcome {
-    let (hold, release) = nix::unistd::pipe2(OFlag::O_CLOEXEC).at(Step::Spawn)?;
-    let release_raw = release.as_raw_fd();
-    let holder = sys::clone(libc::CLONE_NEWUSER, || {
-        die_with_parent();
-        // Our own copy of the other end would keep us waiting for ever.
-        let _ = nix::unistd::close(release_raw);
-        let _ = nix::unistd::read(&hold, &mut [0]);
-        0
-    })
-    .at(Step::Namespaces)?;
-    let result = idmap_with(holder);
-    drop(release);
-    let _ = waitpid(holder, None);
-    result
-}
-
-fn idmap_with(holder: Pid) -> Outcome {
-    let map = format!("0 {NOBODY} 1");
-    write_proc(&format!("/proc/{holder}/uid_map"), &map)?;
-    write_proc(&format!("/proc/{holder}/gid_map"), &map)?;
-    let userns = std::fs::File::open(format!("/proc/{holder}/ns/user")).at(Step::IdMap)?;
-    let tree = sys::clone_tree(Path::new("/"), false).at(Step::Bind)?;
-    let owner = |tree: &OwnedFd| nix::sys::stat::fstat(tree).map(|stat| stat.st_uid).at(Step::Attributes);
-    let before = owner(&tree)?;
-    sys::set_attributes(&tree, libc::MOUNT_ATTR_IDMAP, Some(userns.as_fd()), false).at(Step::Attributes)?;
-    if before == 0 && owner(&tree)? != NOBODY {
+    let user = OneUser { uid: 0, gid: 0, host_uid: NOBODY, host_gid: NOBODY };
+    let namespace = user_namespace(user).at(Step::IdMap)?;
+    let tree = clone_tree(open_path(Path::new("/"))?.as_fd(), false).at(Step::Bind)?;
+    let owner = || nix::sys::stat::fstat(&tree).map(|stat| stat.st_uid).at(Step::Attributes);
+    let before = owner()?;
+    let mapped = Attributes { userns: Some(namespace.as_fd()), ..Attributes::default() };
+    set_attributes(tree.as_fd(), c"", mapped, false).at(Step::Attributes)?;
+    if before == 0 && owner()? != NOBODY {
         return Err(StepError::new(Step::Attributes, Errno::EBADE));
     }
     Ok(())
@@ -270,14 +262,27 @@ const ADDRESS: &[u8; 16] = b"hermes-sandbox-?";
 /// An answer that `connect` never gives by itself.
 const ANSWER: Errno = Errno::EXDEV;
 
+const fn bpf(code: u32, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt: 0, jf, k }
+}
+
+const ALLOW_ALL: [libc::sock_filter; 1] = [bpf(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW)];
+
+const LISTEN_FOR_CONNECT: [libc::sock_filter; 4] = [
+    bpf(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, std::mem::offset_of!(libc::seccomp_data, nr) as u32),
+    bpf(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, libc::SYS_connect as u32),
+    bpf(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_USER_NOTIF),
+    ALLOW_ALL[0],
+];
+
 /// Starts the process that makes the call. It writes two numbers: the errno of a plain filter, and its listener (or the
 /// negated errno of that).
 fn start_caller() -> Result<(Pid, OwnedFd), StepError> {
     let (receiver, sender) = nix::unistd::pipe2(OFlag::O_CLOEXEC).at(Step::Broker)?;
     let caller = sys::clone(0, || {
         die_with_parent();
-        let plain = prctl::set_no_new_privs().and_then(|()| sys::allow_all());
-        let listener = sys::listen_for_connect();
+        let plain = prctl::set_no_new_privs().and_then(|()| load_filter(&ALLOW_ALL, false));
+        let listener = load_filter(&LISTEN_FOR_CONNECT, true).and_then(|fd| fd.ok_or(Errno::EBADF));
         let numbers = [
             plain.err().map_or(0, |errno| errno as i32),
             match &listener {

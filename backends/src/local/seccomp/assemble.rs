@@ -159,15 +159,15 @@ impl Assembler {
     /// have different labels.
     pub(super) fn search(&mut self, line: &[(u32, Label)]) -> Label {
         // A number alone among others takes one comparison where a cut on either side of it would take two.
-        let alone = |at: usize| {
-            at > 0 && at + 1 < line.len() && line[at - 1].1 == line[at + 1].1 && line[at].0 + 1 == line[at + 1].0
-        };
+        let alone =
+            |at: usize| at > 0 && at + 1 < line.len() && line[at - 1].1 == line[at + 1].1 && line[at].0 + 1 == line[at + 1].0;
         let around = line[0].1;
         if line.len() <= 2 * FEW + 1 && (1..line.len()).all(|at| if at % 2 == 0 { line[at].1 == around } else { alone(at) }) {
             return line.iter().skip(1).step_by(2).fold(around, |no, &(number, yes)| self.branch(EQUAL, number, yes, no));
         }
         let middle = line.len() / 2;
-        let cut = (1..line.len()).filter(|&at| !alone(at) && !alone(at - 1)).min_by_key(|at| at.abs_diff(middle)).unwrap_or(middle);
+        let cut =
+            (1..line.len()).filter(|&at| !alone(at) && !alone(at - 1)).min_by_key(|at| at.abs_diff(middle)).unwrap_or(middle);
         let (low, high) = line.split_at(cut);
         let no_less = self.search(high);
         let less = self.search(low);

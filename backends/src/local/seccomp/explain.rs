@@ -45,7 +45,7 @@ pub fn explain(plan: &SeccompPlan, arch: Arch, name: &str) -> Option<Explanation
     Some(if arch.known().iter().any(|range| range.contains(&number)) {
         Explanation { number, answer: Answer::Always(Verdict::Allow), reason: None }
     } else {
-        let reason = "newer than the kernel whose system calls were looked at";
+        let reason = "not among the system calls of the kernel whose table was looked at";
         Explanation { number, answer: Answer::Always(Verdict::Errno(Errno::ENOSYS)), reason: Some(reason) }
     })
 }

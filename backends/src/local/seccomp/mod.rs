@@ -56,7 +56,6 @@ struct Case {
 /// What becomes of one system call: the first case that matches, or `otherwise`.
 #[derive(Debug, Clone)]
 struct Ruling {
-    name: &'static str,
     number: u32,
     cases: Vec<Case>,
     otherwise: Verdict,

@@ -12,24 +12,19 @@ use syscalls::{aarch64, x86_64};
 use super::{Arch, Case, Ruling, Verdict};
 use crate::plan::SeccompPlan;
 
-/// A system call by name, with its number where a machine has it.
+/// A system call, with its number where a machine has it.
 #[derive(Debug, Clone, Copy)]
 struct Call {
-    name: &'static str,
     x86_64: u32,
     aarch64: Option<u32>,
 }
 
 macro_rules! call {
     ($name:ident) => {
-        Call {
-            name: stringify!($name),
-            x86_64: x86_64::Sysno::$name as u32,
-            aarch64: Some(aarch64::Sysno::$name as u32),
-        }
+        Call { x86_64: x86_64::Sysno::$name as u32, aarch64: Some(aarch64::Sysno::$name as u32) }
     };
     (x86 $name:ident) => {
-        Call { name: stringify!($name), x86_64: x86_64::Sysno::$name as u32, aarch64: None }
+        Call { x86_64: x86_64::Sysno::$name as u32, aarch64: None }
     };
 }
 
@@ -68,7 +63,7 @@ static ALWAYS: &[Denial] = denials! {
     EPERM, "acts on the memory of other processes": process_madvise process_mrelease;
     EPERM, "compares kernel objects of processes, which reveals kernel addresses' order": kcmp;
     EPERM, "builds segments for 16-bit and 32-bit code, and has a record of kernel bugs": , x86: modify_ldt;
-    ENOSYS, "is a leftover that no living program uses": , x86: lookup_dcookie uselib ustat sysfs;
+    ENOSYS, "is a leftover that no living program uses": lookup_dcookie, x86: uselib ustat sysfs;
 };
 
 static UNLESS_NESTED: &[Denial] = denials! {
@@ -84,8 +79,8 @@ static WITHOUT_IPC_NAMESPACE: &[Denial] = denials! {
         mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr;
 };
 
-/// Flags of `clone` and `unshare` that make namespaces. The low byte of `clone`'s flags is a signal, so there
-/// `CLONE_NEWTIME` does not exist (`kernel/fork.c`, `legacy_clone_args_valid`).
+/// Flags of `clone` and `unshare` that make namespaces. The low byte of `clone`'s flags is a signal (`CSIGNAL`
+/// in `kernel/fork.c`), so there `CLONE_NEWTIME` does not exist.
 const NEW_NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
@@ -103,6 +98,8 @@ const QUERY_PERSONA: u32 = 0xffff_ffff;
 /// `SOCK_TYPE_MASK` of `linux/net.h`: what remains of `type` is flags.
 const TYPE: u64 = 0xf;
 
+#[allow(clippy::unnecessary_cast)] // a c_int in musl, unsigned in glibc
+const PRIO_PROCESS: u32 = libc::PRIO_PROCESS as u32;
 /// `IOPRIO_WHO_PROCESS` of `linux/ioprio.h`.
 const IOPRIO_WHO_PROCESS: u32 = 1;
 
@@ -124,18 +121,19 @@ pub(super) fn rulings(plan: &SeccompPlan, arch: Arch) -> Vec<Ruling> {
         Arch::Aarch64 => call.aarch64,
     };
     let mut rulings = Vec::with_capacity(128);
-    let denials = ALWAYS
-        .iter()
-        .chain(if plan.nested_sandbox { &[] } else { UNLESS_NESTED })
-        .chain(if plan.deny_ipc { WITHOUT_IPC_NAMESPACE } else { &[] });
+    let denials = ALWAYS.iter().chain(if plan.nested_sandbox { &[] } else { UNLESS_NESTED }).chain(if plan.deny_ipc {
+        WITHOUT_IPC_NAMESPACE
+    } else {
+        &[]
+    });
     for &Denial { call, errno, reason } in denials {
         if let Some(number) = number(call) {
-            rulings.push(Ruling { name: call.name, number, cases: Vec::new(), otherwise: Errno(errno), reason });
+            rulings.push(Ruling { number, cases: Vec::new(), otherwise: Errno(errno), reason });
         }
     }
     let mut rule = |call: Call, cases: Vec<Case>, otherwise: Verdict, reason: &'static str| {
         if let Some(number) = number(call) {
-            rulings.push(Ruling { name: call.name, number, cases, otherwise, reason });
+            rulings.push(Ruling { number, cases, otherwise, reason });
         }
     };
 
@@ -152,7 +150,8 @@ pub(super) fn rulings(plan: &SeccompPlan, arch: Arch) -> Vec<Ruling> {
     rule(call!(personality), vec![harmless, query], Errno(EPERM), reason);
 
     let reason = "types into the terminal, or loads a line discipline";
-    let refused = [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD].map(|request| case([word(1, Eq, request as u32)], Errno(EPERM)));
+    let refused =
+        [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD].map(|request| case([word(1, Eq, request as u32)], Errno(EPERM)));
     rule(call!(ioctl), refused.into(), Allow, reason);
 
     let reason = "acts on other processes of the same user, which Landlock does not cover; 0 means the caller";
@@ -161,12 +160,13 @@ pub(super) fn rulings(plan: &SeccompPlan, arch: Arch) -> Vec<Ruling> {
     }
     // Without an IPC namespace there is no process namespace either: the two tiers differ in both.
     if plan.deny_ipc {
-        for (call, oneself) in [(call!(setpriority), libc::PRIO_PROCESS as u32), (call!(ioprio_set), IOPRIO_WHO_PROCESS)] {
+        for (call, oneself) in [(call!(setpriority), PRIO_PROCESS), (call!(ioprio_set), IOPRIO_WHO_PROCESS)] {
             rule(call, vec![case([word(0, Eq, oneself), word(1, Eq, 0)], Allow)], Errno(EPERM), reason);
         }
     }
 
-    rule(call!(socket), socket(plan), Errno(ESOCKTNOSUPPORT), "socket families, types and protocols are allowed by list");
+    let (sockets, others) = socket(plan);
+    rule(call!(socket), sockets, others, "socket families, types and protocols are allowed by list");
     let mut pair = vec![case([word(0, Ne, libc::AF_UNIX as u32)], Errno(EAFNOSUPPORT))];
     pair.extend((!plan.unix_datagram).then(|| datagram([])));
     rule(call!(socketpair), pair, Allow, "a datagram socket reaches any named socket without connecting");
@@ -191,8 +191,8 @@ fn datagram<const N: usize>(others: [SeccompCondition; N]) -> Case {
     case(conditions, Verdict::Errno(ESOCKTNOSUPPORT))
 }
 
-/// What remains after these cases is refused.
-fn socket(plan: &SeccompPlan) -> Vec<Case> {
+/// The cases of `socket`, and the answer to all the rest.
+fn socket(plan: &SeccompPlan) -> (Vec<Case>, Verdict) {
     use Verdict::{Allow, Errno};
     const KIND: u8 = 1;
     const PROTOCOL: u8 = 2;
@@ -208,16 +208,16 @@ fn socket(plan: &SeccompPlan) -> Vec<Case> {
     cases.push(case([route, family(Eq, libc::AF_NETLINK)], Allow));
     cases.push(case([family(Eq, libc::AF_NETLINK)], Errno(EPROTONOSUPPORT)));
     if !plan.inet_sockets {
-        cases.push(case([family(Ne, libc::AF_NETLINK)], Errno(EAFNOSUPPORT)));
-        return cases;
+        return (cases, Errno(EAFNOSUPPORT));
     }
     cases.push(case([family(Ne, libc::AF_INET), family(Ne, libc::AF_INET6)], Errno(EAFNOSUPPORT)));
     cases.push(case([word(KIND, MaskedEq(TYPE), libc::SOCK_RAW as u32)], Errno(EPERM)));
-    // Refuses MPTCP, which Landlock's TCP rights do not cover, and ping.
+    // Neither MPTCP, which Landlock's TCP rights do not cover, nor ping, SCTP, UDP-Lite, SMC.
     let protocols = [0, libc::IPPROTO_TCP, libc::IPPROTO_UDP].map(|protocol| word(PROTOCOL, Ne, protocol as u32));
     cases.push(case(protocols, Errno(EPROTONOSUPPORT)));
+    // By list, because protocol 0 of SOCK_SEQPACKET is SCTP, and AF_INET with SOCK_PACKET is AF_PACKET (`net/socket.c`).
     for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM] {
         cases.push(case([word(KIND, MaskedEq(TYPE), kind as u32)], Allow));
     }
-    cases
+    (cases, Errno(ESOCKTNOSUPPORT))
 }

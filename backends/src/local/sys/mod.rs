@@ -6,6 +6,7 @@
 
 pub mod fd;
 pub mod mount;
+pub mod notify;
+pub mod probe;
 pub mod process;
 pub mod thread;
-pub mod probe;

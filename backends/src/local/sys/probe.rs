@@ -1,9 +1,7 @@
 //! System calls of the host probe.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::path::Path;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use nix::NixPath;
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
@@ -82,97 +80,6 @@ pub fn become_user(id: u32) -> Result<(), Errno> {
     nix::sys::prctl::set_dumpable(true)
 }
 
-/// Clones the mount below `path`, detached, with everything mounted in it when `recursive`.
-pub fn clone_tree(path: &Path, recursive: bool) -> Result<OwnedFd, Errno> {
-    let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC | if recursive { libc::AT_RECURSIVE as u32 } else { 0 };
-    let fd = path.with_nix_path(|path| {
-        // SAFETY: a NUL-terminated path.
-        unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags) }
-    })?;
-    let fd = Errno::result(fd)?;
-    // SAFETY: a new descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
-}
-
-/// `mount_setattr` on a detached tree.
-pub fn set_attributes(tree: &OwnedFd, set: u64, userns: Option<BorrowedFd<'_>>, recursive: bool) -> Result<(), Errno> {
-    let attributes =
-        libc::mount_attr { attr_set: set, attr_clr: 0, propagation: 0, userns_fd: userns.map_or(0, |fd| fd.as_raw_fd() as u64) };
-    let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
-    // SAFETY: the structure outlives the call, and its size is passed.
-    Errno::result(unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
-            tree.as_raw_fd(),
-            c"".as_ptr(),
-            flags,
-            &raw const attributes,
-            size_of::<libc::mount_attr>(),
-        )
-    })
-    .map(drop)
-}
-
-/// Attaches a detached tree at `target`.
-pub fn attach(tree: &OwnedFd, target: &Path) -> Result<(), Errno> {
-    let result = target.with_nix_path(|target| {
-        // SAFETY: two NUL-terminated paths.
-        unsafe {
-            libc::syscall(
-                libc::SYS_move_mount,
-                tree.as_raw_fd(),
-                c"".as_ptr(),
-                libc::AT_FDCWD,
-                target.as_ptr(),
-                libc::MOVE_MOUNT_F_EMPTY_PATH,
-            )
-        }
-    })?;
-    Errno::result(result).map(drop)
-}
-
-/// Sets IFF_UP on `lo` of the caller's network namespace.
-pub fn loopback_up() -> Result<(), Errno> {
-    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
-    let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
-    // SAFETY: all zeros is a valid ifreq.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    request.ifr_name[0] = b'l' as libc::c_char;
-    request.ifr_name[1] = b'o' as libc::c_char;
-    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-    // SAFETY: SIOCSIFFLAGS reads one ifreq.
-    Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const request) }).map(drop)
-}
-
-fn install(program: &[libc::sock_filter], flags: libc::c_ulong) -> Result<i32, Errno> {
-    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
-    // SAFETY: the kernel copies the program, which outlives the call and is not written.
-    let result = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) };
-    Errno::result(result).map(|fd| fd as i32)
-}
-
-const fn bpf(code: u32, jf: u8, k: u32) -> libc::sock_filter {
-    libc::sock_filter { code: code as u16, jt: 0, jf, k }
-}
-
-/// Loads a filter that allows everything.
-pub fn allow_all() -> Result<(), Errno> {
-    install(&[bpf(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW)], 0).map(drop)
-}
-
-/// Loads a filter that sends `connect` to a listener, and returns the listener.
-pub fn listen_for_connect() -> Result<OwnedFd, Errno> {
-    let program = [
-        bpf(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, std::mem::offset_of!(libc::seccomp_data, nr) as u32),
-        bpf(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, libc::SYS_connect as u32),
-        bpf(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_USER_NOTIF),
-        bpf(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let fd = install(&program, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER)?;
-    // SAFETY: a new descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
 /// `connect` on no descriptor with `address`: never succeeds, but a listener sees where the bytes are.
 pub fn connect_nowhere(address: &[u8]) -> Errno {
     // SAFETY: the buffer is valid for its length.
@@ -214,7 +121,22 @@ pub fn take_descriptor(pid: Pid, fd: RawFd) -> Result<OwnedFd, Errno> {
     // SAFETY: a new descriptor that nobody else owns.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd as RawFd) };
     // SAFETY: takes no pointer.
-    let taken = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_fd().as_raw_fd(), fd, 0) })?;
+    let taken = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), fd, 0) })?;
     // SAFETY: a new descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(taken as RawFd) })
+}
+
+/// Touches `bytes` of memory in pages that are shared and backed by no file, and keeps them until the process ends.
+#[cfg(test)]
+pub fn touch_shared_memory(bytes: usize) -> Result<(), Errno> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let pages = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, flags, -1, 0) };
+    if pages == libc::MAP_FAILED {
+        return Err(Errno::last());
+    }
+    // SAFETY: the mapping is `bytes` long and writable.
+    unsafe { pages.cast::<u8>().write_bytes(1, bytes) };
+    Ok(())
 }

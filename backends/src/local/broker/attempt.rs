@@ -1,0 +1,205 @@
+//! One connect on behalf of a job.
+
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
+
+use super::BrokerConfig;
+use super::address::{LARGEST, UnixAddress, of_descriptor};
+use super::owner::Owners;
+use super::parked::{Connect, Interruption, Parked, Signals};
+use super::resolve::{Resolver, identify_link};
+use crate::local::sys::notify::{
+    Call, ERESTARTSYS, FileId, Listener, WakeTimer, connect, domain, network_cookie, pidfd_getfd, pidfd_open,
+};
+
+/// How long a connect may hold up the others before it is parked. One within a machine is done at once.
+const PATIENCE: Duration = Duration::from_micros(200);
+/// The same when it is tried again.
+const PATIENCE_AGAIN: Duration = Duration::from_micros(50);
+const TASKS: usize = 16;
+
+/// What became of an attempt that was not refused.
+#[derive(Debug)]
+pub(super) enum Progress {
+    /// Connected, or on the way on a non-blocking socket (that is an errno).
+    Done,
+    /// The peer is not ready.
+    Waiting(Connect),
+}
+
+/// Everything that an attempt needs beside listener and timer.
+#[derive(Debug)]
+pub(super) struct Worker {
+    resolver: Resolver,
+    owners: Owners,
+    own_network: bool,
+    /// Cookie and file of the network namespace that sockets must belong to.
+    network: Option<(u64, FileId)>,
+    /// Handles on the threads that called last.
+    tasks: [Option<(libc::pid_t, OwnedFd)>; TASKS],
+}
+
+impl Worker {
+    pub(super) fn new(config: &BrokerConfig) -> Result<Self, Errno> {
+        let network = || {
+            let own = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).ok()?;
+            Some((network_cookie(own.as_fd()).ok()?, identify_link("self", b"ns/net").ok()?))
+        };
+        Ok(Self {
+            resolver: Resolver::new()?,
+            owners: Owners::new(config)?,
+            own_network: config.own_network,
+            network: config.own_network.then(network).flatten(),
+            tasks: [const { None }; TASKS],
+        })
+    }
+
+    /// Does what the call asks for, if it may be done. The order of the checks is the kernel's (`__sys_connect`).
+    pub(super) fn attempt(&mut self, call: &Call, listener: &Listener, timer: &WakeTimer) -> Result<Progress, Errno> {
+        if call.number != libc::SYS_connect {
+            return Err(Errno::ENOSYS);
+        }
+        if call.tid <= 0 {
+            return Err(Errno::EACCES);
+        }
+        let [fd, pointer, length, ..] = call.args;
+        // The kernel takes the descriptor and the length as ints: the upper half of the registers does not count.
+        let (fd, length) = (fd as u32, length as u32);
+        let socket = self.take(call.tid, fd.cast_signed())?;
+        let mut buffer = [0; LARGEST];
+        let address = usize::try_from(length).ok().and_then(|n| buffer.get_mut(..n)).ok_or(Errno::EINVAL)?;
+        read_memory(call.tid, pointer, address)?;
+        // Socket and address are the caller's only if its thread id was not given to another one meanwhile.
+        if !listener.is_waiting(call.id) {
+            return Err(Errno::EINTR);
+        }
+        let family = domain(socket.as_fd())?;
+        if !self.is_of_this_network(call.tid, socket.as_fd()) {
+            return Err(Errno::EACCES);
+        }
+        let mut connect = Connect {
+            id: call.id,
+            tid: call.tid,
+            socket,
+            address: address.to_vec(),
+            pin: None,
+            pollable: family != libc::AF_UNIX,
+        };
+        match family {
+            libc::AF_UNIX => match UnixAddress::parse(address) {
+                UnixAddress::Path(path) => {
+                    let pin = self.resolver.pin(call.tid, path)?;
+                    self.owners.permit(&pin)?;
+                    connect.address = of_descriptor(pin.fd().as_raw_fd());
+                    connect.pin = Some(pin);
+                }
+                // The names are those of the socket's network namespace. The answer is "nobody there": programs that
+                // try an abstract name first go on to the path then.
+                UnixAddress::Abstract if !self.own_network => return Err(Errno::ECONNREFUSED),
+                UnixAddress::Abstract | UnixAddress::Other => {}
+            },
+            // For netlink a connect is a default destination; init has no capability that the kernel asks for there.
+            libc::AF_INET | libc::AF_INET6 | libc::AF_NETLINK => {}
+            _ => return Err(Errno::EACCES),
+        }
+        match bounded(&connect, timer, PATIENCE) {
+            None => Ok(Progress::Waiting(connect)),
+            Some(result) => result.map(|()| Progress::Done),
+        }
+    }
+
+    /// Looks after a parked connect; the answer when its wait is over.
+    pub(super) fn revisit(&self, parked: &mut Parked, listener: &Listener, timer: &WakeTimer, now: Instant) -> Option<i32> {
+        if !listener.is_waiting(parked.connect.id) {
+            return Some(0);
+        }
+        if (parked.ready || !parked.connect.pollable)
+            && let Some(result) = bounded(&parked.connect, timer, PATIENCE_AGAIN)
+        {
+            return Some(result.map_or_else(|errno| errno as i32, |()| 0));
+        }
+        if let Some(errno) = parked.expired(now) {
+            return Some(errno as i32);
+        }
+        let status = std::fs::read(format!("/proc/{}/status", parked.connect.tid)).unwrap_or_default();
+        let signals = Signals::parse(&status);
+        let interruption = signals.interruption(parked.shared_before);
+        parked.shared_before = signals.shared;
+        match interruption {
+            Interruption::None => None,
+            Interruption::Restart => Some(ERESTARTSYS),
+            Interruption::Interrupt => Some(libc::EINTR),
+        }
+    }
+
+    /// A duplicate of the job's descriptor.
+    fn take(&mut self, tid: libc::pid_t, fd: i32) -> Result<OwnedFd, Errno> {
+        let slot = self.tasks.get_mut(tid.unsigned_abs() as usize % TASKS).ok_or(Errno::EACCES)?;
+        if let Some((_, task)) = slot.as_ref().filter(|(known, _)| *known == tid) {
+            match pidfd_getfd(task.as_fd(), fd) {
+                // Another thread has that id now.
+                Err(Errno::ESRCH) => {}
+                result => return result.map_err(refusal),
+            }
+        }
+        let (_, task) = slot.insert((tid, open_task(tid).map_err(refusal)?));
+        pidfd_getfd(task.as_fd(), fd).map_err(refusal)
+    }
+
+    /// A socket of a network namespace outside must have been handed in by somebody there, and is none of our business.
+    /// A job in a namespace of its own making may use the sockets of that one.
+    fn is_of_this_network(&self, tid: libc::pid_t, socket: BorrowedFd<'_>) -> bool {
+        let Some((own, file)) = &self.network else { return true };
+        network_cookie(socket) == Ok(*own)
+            || identify_link(tid, b"ns/net").is_ok_and(|it| (it.device, it.inode) != (file.device, file.inode))
+    }
+}
+
+/// The kernel's errno for a descriptor that is not there, and ours for the rest.
+fn refusal(errno: Errno) -> Errno {
+    match errno {
+        Errno::EBADF => Errno::EBADF,
+        Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM => Errno::EAGAIN,
+        _ => Errno::EACCES,
+    }
+}
+
+/// A handle on a thread, or before Linux 6.9 on its process: only threads that share no descriptor table would differ.
+fn open_task(tid: libc::pid_t) -> Result<OwnedFd, Errno> {
+    match pidfd_open(tid, true) {
+        Err(Errno::EINVAL) => {
+            let status = std::fs::read_to_string(format!("/proc/{tid}/status")).map_err(|_| Errno::ESRCH)?;
+            let leader = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+            pidfd_open(leader.ok_or(Errno::ESRCH)?, false)
+        }
+        result => result,
+    }
+}
+
+fn read_memory(tid: libc::pid_t, pointer: u64, into: &mut [u8]) -> Result<(), Errno> {
+    let len = into.len();
+    if len == 0 {
+        return Ok(());
+    }
+    let base = usize::try_from(pointer).map_err(|_| Errno::EFAULT)?;
+    match process_vm_readv(Pid::from_raw(tid), &mut [IoSliceMut::new(into)], &[RemoteIoVec { base, len }]) {
+        Ok(read) if read == len => Ok(()),
+        Err(Errno::EPERM) => Err(Errno::EACCES),
+        _ => Err(Errno::EFAULT),
+    }
+}
+
+/// Connects; `None` when it was interrupted since the peer was not ready. The timer always runs: whether the socket
+/// blocks is for another thread of the job to change.
+fn bounded(it: &Connect, timer: &WakeTimer, patience: Duration) -> Option<Result<(), Errno>> {
+    match timer.interrupting(patience, || connect(it.socket.as_fd(), &it.address)) {
+        Err(Errno::EINTR) => None,
+        result => Some(result),
+    }
+}
