@@ -146,7 +146,7 @@ fn system_directories_cannot_be_changed() {
     let sandbox = Sandbox::new();
     let script = |files: &str| {
         format!(
-            "for f in {files}; do {{ : >> $f; }} 2>/dev/null && echo OPENED $f; chmod $(stat -Lc %a $f) $f 2>/dev/null && echo CHMOD $f; \
+            "for f in {files}; do ( : >> $f ) 2>/dev/null && echo OPENED $f; chmod $(stat -Lc %a $f) $f 2>/dev/null && echo CHMOD $f; \
              python3 -c 'import os,sys; os.rename(sys.argv[1], sys.argv[1])' $f 2>/dev/null && echo RENAMED $f; done; echo END"
         )
     };
