@@ -220,10 +220,13 @@ impl Channel {
     pub fn receive<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>, Errno> {
         let mut buffer = vec![0; INLINE + 1];
         let mut space = nix::cmsg_space!([RawFd; MOST_FDS]);
+        let mut reset = false;
         let (length, fds, truncated) = loop {
             let mut parts = [IoSliceMut::new(&mut buffer)];
             match recvmsg::<()>(self.0.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
                 Err(Errno::EINTR) => {}
+                // A peer that ended with unread messages: the kernel says so once, before what it sent is delivered.
+                Err(Errno::ECONNRESET) if !reset => reset = true,
                 Err(Errno::ECONNRESET) => return Ok(None),
                 Err(errno) => return Err(errno),
                 Ok(message) => {

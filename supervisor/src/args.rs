@@ -119,7 +119,7 @@ pub(crate) enum Profiles {
     /// The text of a profile
     Show {
         /// A name or a file
-        name: OsString,
+        name: String,
         /// Also the text of every profile that it includes
         #[arg(long)]
         includes: bool,
@@ -219,12 +219,9 @@ pub(crate) struct PolicyArgs {
     /// Start although this guarantee (see `plan`) cannot be given here
     #[arg(long, value_name = "NAME")]
     pub(crate) accept_loss: Vec<String>,
-    /// Use this mechanism and no other
-    #[arg(long, value_name = "TIER")]
+    /// Use this mechanism and no other: namespaces or landlock
+    #[arg(long, value_name = "TIER", hide_possible_values = true)]
     pub(crate) tier: Option<TierArg>,
-    /// Run as this user; only root can ask for it
-    #[arg(long, value_name = "NAME")]
-    pub(crate) user: Option<String>,
     /// Keep changes to the workspace in a private layer that ends with the sandbox
     #[arg(long)]
     pub(crate) overlay: bool,
@@ -244,6 +241,8 @@ pub(crate) struct PolicyArgs {
     pub(crate) ssh_host: Option<OsString>,
     #[arg(long, hide = true)]
     pub(crate) checkpoint: bool,
+    #[arg(long, value_name = "NAME", hide = true)]
+    pub(crate) user: Option<String>,
     #[arg(long, value_name = "HOW", hide = true)]
     pub(crate) advise: Option<Advise>,
 }
@@ -256,6 +255,7 @@ impl PolicyArgs {
             (Some(Backend::Ssh), _) => "--backend ssh",
             _ if self.image.is_some() => "--image",
             _ if self.ssh_host.is_some() => "--ssh-host",
+            _ if self.user.is_some() => "--user",
             _ if self.checkpoint => "--checkpoint",
             (_, Some(Advise::Note)) => "--advise note",
             (_, Some(Advise::Ask)) => "--advise ask",
@@ -267,7 +267,7 @@ impl PolicyArgs {
 
 /// Options of `run`.
 #[derive(Debug, Args)]
-#[command(after_help = EXIT_STATUS)]
+#[command(after_help = EXIT_STATUS, override_usage = "hermes-sandbox run [OPTIONS] -- COMMAND [ARGUMENT]...")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
@@ -281,7 +281,10 @@ pub(crate) struct RunArgs {
 
 /// Options of `plan`.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit status: 0 when `run` would start, 125 when it would not.")]
+#[command(
+    override_usage = "hermes-sandbox plan [OPTIONS] [-- COMMAND [ARGUMENT]...]",
+    after_help = "Exit status: 0 when `run` would start, 125 when it would not."
+)]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
@@ -324,7 +327,7 @@ pub(crate) fn parse(argv: Vec<OsString>) -> Result<Parsed, Error> {
 }
 
 fn run_command() -> clap::Command {
-    RunArgs::augment_args(clap::Command::new("run").bin_name("hermes-sandbox run").about("Run a command in a sandbox"))
+    RunArgs::augment_args(clap::Command::new("run").bin_name("hermes-sandbox run")).about("Run a command in a sandbox")
 }
 
 /// The description of the whole command line.
@@ -394,10 +397,11 @@ mod tests {
             &["--image", "i"],
             &["--ssh-host", "h"],
             &["--checkpoint"],
+            &["--user", "u"],
             &["--advise", "ask"],
         ] {
             let error = run(&[flags, &["true"]].concat()).policy.refuse_unsupported().unwrap_err();
-            assert!(error.message.starts_with(&flags.join(" ").replace('=', " ")[..9]), "{error}");
+            assert!(error.message.starts_with(flags[0].split("=").next().unwrap()), "{error}");
             assert_eq!(error.kind.status(), 125);
         }
         run(&["--backend", "local", "--advise", "off", "true"]).policy.refuse_unsupported().unwrap();

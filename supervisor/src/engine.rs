@@ -7,7 +7,9 @@ use std::process::ExitCode;
 use hermes_backends::compile::files::paths_of;
 use hermes_backends::compile::{Choices, compile as compile_plan};
 use hermes_backends::host::Host;
-use hermes_backends::plan::{Plan, Tier};
+use hermes_backends::limits::TreeLimits;
+use hermes_backends::limits::cgroup::Cgroup;
+use hermes_backends::plan::{Enforcer, Plan, Tier};
 use hermes_backends::survey::Survey;
 use hermes_backends::{local, probe};
 use hermes_profiles::{Caller, Policy};
@@ -67,5 +69,17 @@ pub(crate) fn compile(
 
 /// Runs a command in a sandbox and returns the exit status.
 pub(crate) fn run(prepared: Prepared, command: Vec<OsString>, log: &mut Log) -> Result<u8, Error> {
-    supervise::run(&prepared.plan, &command, prepared.environment.passed, &[], log)
+    let limits = &prepared.plan.limits;
+    let by_cgroup = |value: Option<u64>, enforcer| value.filter(|_| enforcer == Enforcer::Cgroup);
+    let tree = TreeLimits {
+        memory: by_cgroup(limits.memory, limits.memory_by),
+        processes: by_cgroup(limits.processes, limits.processes_by),
+        cpu_percent: limits.cpu_percent,
+    };
+    let group = match tree.is_empty() {
+        true => None,
+        false => Some(Cgroup::create(&prepared.host.cgroup, &tree).map_err(|error| Error::setup(error.to_string()))?),
+    };
+    let procs: Vec<_> = group.iter().flat_map(Cgroup::procs).collect();
+    supervise::run(&prepared.plan, &command, prepared.environment.passed, &procs, log)
 }

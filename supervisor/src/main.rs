@@ -6,6 +6,7 @@ mod engine;
 mod error;
 mod events;
 mod explain;
+mod needs;
 mod output;
 mod pages;
 mod plan;

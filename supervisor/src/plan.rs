@@ -237,7 +237,7 @@ fn environment_text(text: &mut String, environment: &Environment, verbose: bool)
 /// Why a variable stays out.
 pub(crate) fn reason_words(reason: Reason) -> String {
     match reason {
-        Reason::NotAllowed => "neither well known nor allowed by the policy".to_owned(),
+        reason => reason.describe(),
     }
 }
 

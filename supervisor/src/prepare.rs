@@ -3,13 +3,14 @@
 use std::ffi::OsString;
 
 use hermes_backends::host::Host;
-use hermes_backends::plan::Plan;
+use hermes_backends::plan::{Lost, Plan};
 use hermes_backends::survey::Survey;
 use hermes_profiles::environment::{self, Environment};
 use hermes_profiles::{Caller, Policy};
 
 use crate::args::PolicyArgs;
 use crate::engine;
+use crate::needs;
 use crate::error::Error;
 use crate::output;
 use crate::request::{self, Disk};
@@ -38,11 +39,12 @@ pub(crate) fn policy(args: &PolicyArgs) -> Result<(Caller, hermes_profiles::Reso
 /// The plan for running `command`, which may be empty when only the plan is wanted.
 pub(crate) fn prepare(args: &PolicyArgs, command: &[OsString]) -> Result<Prepared, Error> {
     let (caller, resolved) = policy(args)?;
-    let policy = resolved.policy;
+    let mut policy = resolved.policy;
+    let environment = environment::filter(&policy.environment, caller.variables.iter().cloned());
+    needs::add(&mut policy, &caller, command, &environment.passed);
     let host = engine::measure(request::cache_dir(&caller).as_deref());
     let survey = engine::survey(&policy);
     let plan = engine::compile(&policy, &host, &survey, args, &caller)?;
-    let environment = environment::filter(&policy.environment, caller.variables.iter().cloned());
     Ok(Prepared { caller, policy, host, survey, plan, environment, notices: resolved.notices })
 }
 
@@ -66,16 +68,46 @@ impl Prepared {
         .hint(format!("`hermes-sandbox doctor` says why; to run without: {}", flags.join(" "))))
     }
 
-    /// Tells once what is given by weaker means or not at all although the policy would prefer it.
-    pub(crate) fn tell_losses(&self) {
+    /// Tells what is given by weaker means, or not at all although the policy would prefer it or the caller accepted
+    /// the loss: in one line, or each with its reason.
+    pub(crate) fn tell_losses(&self, verbose: bool) {
         for notice in &self.notices {
             output::complain(notice);
         }
-        for lost in self.plan.lost.iter().filter(|lost| !lost.required) {
-            output::complain(&format!("without {}: {}", lost.guarantee, lost.reason));
+        if !verbose {
+            if let Some(line) = loss_line(&self.plan) {
+                output::complain(&line);
+            }
+            return;
         }
-        for weak in &self.plan.weakened {
-            output::complain(&format!("weaker {}: {}", weak.guarantee, weak.reason));
+        for (word, losses) in [("without", &self.plan.lost), ("weaker", &self.plan.weakened)] {
+            for lost in losses {
+                output::complain(&format!("{word} {}: {}; {}", lost.guarantee, lost.reason, lost.remedy));
+            }
         }
+    }
+}
+
+fn loss_line(plan: &Plan) -> Option<String> {
+    let names = |losses: &[Lost]| losses.iter().map(|lost| lost.guarantee.name()).collect::<Vec<_>>().join(", ");
+    let parts = [("without", names(&plan.lost)), ("weaker", names(&plan.weakened))];
+    let parts: Vec<_> =
+        parts.into_iter().filter(|(_, names)| !names.is_empty()).map(|(word, names)| format!("{word} {names}")).collect();
+    (!parts.is_empty()).then(|| format!("{} (-v says why)", parts.join("; ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn losses_take_one_line() {
+        let mut plan = sample::plan();
+        assert_eq!(loss_line(&plan).as_deref(), Some("without cpu-limited (-v says why)"));
+        plan.weakened.append(&mut plan.lost);
+        assert_eq!(loss_line(&plan).as_deref(), Some("weaker cpu-limited (-v says why)"));
+        plan.weakened.clear();
+        assert_eq!(loss_line(&plan), None);
     }
 }

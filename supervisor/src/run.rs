@@ -4,14 +4,13 @@ use crate::args::RunArgs;
 use crate::engine;
 use crate::error::Error;
 use crate::events::{Event, Log};
-use crate::prepare::{self, Prepared};
+use crate::prepare;
 
 /// Runs a command in a sandbox and returns the exit status.
 pub(crate) fn run(args: RunArgs) -> Result<u8, Error> {
-    let prepared = prepare::prepare(&args.policy, &args.command)?;
+    args.policy.refuse_unsupported()?;
     let mut log = Log::open(args.json_events.as_deref())?;
-    log.announce(&prepared.plan)?;
-    let outcome = start(prepared, args, &mut log);
+    let outcome = start(args, &mut log);
     let (status, error) = match &outcome {
         Ok(status) => (*status, None),
         Err(error) => (error.kind.status(), Some(error.message.as_str())),
@@ -25,8 +24,10 @@ pub(crate) fn run(args: RunArgs) -> Result<u8, Error> {
     })
 }
 
-fn start(prepared: Prepared, args: RunArgs, log: &mut Log) -> Result<u8, Error> {
+fn start(args: RunArgs, log: &mut Log) -> Result<u8, Error> {
+    let prepared = prepare::prepare(&args.policy, &args.command)?;
+    log.announce(&prepared.plan)?;
     prepared.refuse_lost()?;
-    prepared.tell_losses();
+    prepared.tell_losses(args.policy.verbose);
     engine::run(prepared, args.command, log)
 }

@@ -82,7 +82,7 @@ pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>) -> Result<Vi
         path: policy.workspace.clone(),
         access: policy.workspace_access,
         optional: false,
-        origin: Origin::Flag("--workspace".to_owned()),
+        origin: Origin::Flag("--workspace".into()),
     };
     let mut view = View::default();
     let home = home_rule(policy);
@@ -138,7 +138,7 @@ pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>) -> Result<Vi
 
 fn home_rule(policy: &Policy) -> Option<FileRule> {
     let dir = policy.home.dir.clone().filter(|_| policy.home.mode == HomeMode::Read)?;
-    Some(FileRule { path: dir, access: Access::Read, optional: true, origin: Origin::Derived("home = \"read\"".to_owned()) })
+    Some(FileRule { path: dir, access: Access::Read, optional: true, origin: Origin::Derived("home = \"read\"".into()) })
 }
 
 fn grant(rule: &FileRule, survey: &Survey) -> Result<Option<(Grant, Vec<Link>)>, CompileError> {

@@ -138,7 +138,7 @@ impl Init {
         let mut next_watch = self.memory.map(|_| Instant::now() + WATCH_FAST);
         loop {
             let timeout = next_watch.map_or(PollTimeout::NONE, |at| {
-                PollTimeout::try_from(at.saturating_duration_since(Instant::now())).unwrap_or(PollTimeout::MAX)
+                PollTimeout::try_from(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
             });
             let mut fds = [PollFd::new(channel.as_fd(), PollFlags::POLLIN), PollFd::new(self.children.as_fd(), PollFlags::POLLIN)];
             match poll(&mut fds, timeout) {

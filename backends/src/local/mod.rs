@@ -34,6 +34,10 @@ pub const INIT_ARGUMENT: &str = "init";
 
 /// Numbers of `linux/capability.h` that init needs to build the sandbox.
 const INIT_CAPABILITIES: &[u32] = &[
+    0,  // CHOWN: an overlay copies files up with the rights of who mounted it,
+    1,  // DAC_OVERRIDE: and keeps its work directory at mode 0
+    3,  // FOWNER
+    4,  // FSETID
     5,  // KILL: the watchdog and kill_all reach jobs that changed their dumpability
     8,  // SETPCAP: empty the bounding set
     12, // NET_ADMIN: bring loopback up
