@@ -77,7 +77,7 @@ for a in (outside + '/s', ):
 status = dict(line.split(':', 1) for line in open('/proc/self/status') if ':' in line)
 if status['NoNewPrivs'].strip() != '1': found.append('no_new_privs')
 if status['Seccomp'].strip() != '2': found.append('no filter')
-if int(status['CapEff'], 16) or int(status['CapBnd'], 16): found.append('capabilities')
+if any(int(status[s], 16) for s in ('CapEff', 'CapPrm', 'CapInh', 'CapAmb')): found.append('capabilities')
 libc = ctypes.CDLL(None, use_errno=True)
 for number in (425, 900):
     libc.syscall(number, -1, -1, -1)
@@ -132,7 +132,7 @@ fn calls_of_a_start(bench: &Bench) -> BTreeMap<String, usize> {
     let result = bench.under_strace(&["-o", &path, "-e", &format!("trace=?{},execve", names.join(",?"))]);
     result.ok().says("PROBED []");
     let text = std::fs::read_to_string(&log).unwrap();
-    let setup = text.split("probe.py").next().unwrap_or_default();
+    let setup = text.split(&format!("execve(\"{PYTHON}\"")).next().unwrap_or_default();
     let mut counts = BTreeMap::new();
     for line in setup.lines() {
         let call = line.split_whitespace().nth(1).and_then(|word| word.split('(').next()).unwrap_or_default();

@@ -63,7 +63,7 @@ fn a_profile_can_allow_programs_that_bring_their_own_sandbox() {
     need!("unshare");
     let sandbox = Sandbox::new();
     let profile =
-        sandbox.write(sandbox.outside.join("p.toml"), "schema = 1\nincludes = [\"agent\"]\n[kernel]\nnested_sandbox = true\n");
+        sandbox.write(sandbox.outside.join("p.toml"), "schema = 1\nincludes = [\"agent\"]\n[kernel]\nnested-sandbox = true\n");
     let secret = sandbox.write(sandbox.outside.join("secret"), sandbox.canary("nested"));
     let sandbox = sandbox.flags([std::path::Path::new("--profile"), &profile]);
     let script = format!(

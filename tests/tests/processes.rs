@@ -219,7 +219,7 @@ fn refused_system_calls_fail_and_do_not_kill() {
 import ctypes, errno, platform, threading
 libc = ctypes.CDLL(None, use_errno=True)
 x86 = platform.machine() == 'x86_64'
-numbers = dict(io_uring_setup=425, open_tree=428, move_mount=429, fsopen=430, clone3=435, pidfd_getfd=438, mount_setattr=442, bpf=321 if x86 else 280,
+numbers = dict(io_uring_setup=425, open_tree=428, move_mount=429, fsopen=430, clone3=435, mount_setattr=442, bpf=321 if x86 else 280,
                perf_event_open=298 if x86 else 241, userfaultfd=323 if x86 else 282, keyctl=250 if x86 else 219, add_key=248 if x86 else 217, unshare=272 if x86 else 97,
                mount=165 if x86 else 40, kexec_load=246 if x86 else 104, open_by_handle_at=304 if x86 else 265, setns=308 if x86 else 268, future=900)
 for name, number in numbers.items():

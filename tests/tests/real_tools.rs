@@ -214,7 +214,8 @@ fn an_interactive_shell_works_on_a_terminal() {
     let steps = [
         Step::Send("PS1='%% '\n"),
         Step::Expect("%% $"),
-        Step::Send("sleep 20\n"),
+        Step::Send("sh -c 'echo ST''ART; sleep 20'\n"),
+        Step::Expect("START"),
         Step::Send("\u{1a}"),
         Step::Expect("Stopped"),
         Step::Send("kill %1; echo job-$((1+1))\n"),

@@ -10,11 +10,11 @@ use Step::{Expect, HangUp, Resize, Send};
 /// Prints its size at the start and at every change, and echoes lines.
 const SIZES: &str = "
 import os, signal, sys
-def size():
-    z = os.get_terminal_size(0); return '%d %d' % (z.lines, z.columns)
-signal.signal(signal.SIGWINCH, lambda *_: print('SIZE', size(), flush=True))
-print('READY', size(), flush=True)
-for line in sys.stdin: print('LINE', line.strip(), flush=True)";
+def say(word):
+    z = os.get_terminal_size(0); os.write(1, b'%s %d %d\\n' % (word, z.lines, z.columns))
+signal.signal(signal.SIGWINCH, lambda *_: say(b'SIZE'))
+say(b'READY')
+for line in sys.stdin: os.write(1, b'LINE ' + line.strip().encode() + b'\\n')";
 
 macro_rules! terminal {
     () => {
@@ -61,7 +61,7 @@ fn all_three_streams_are_a_terminal_and_the_controlling_one() {
 fn ctrl_c_reaches_the_commands_handler() {
     terminal!();
     let sandbox = Sandbox::new();
-    let program = "import time\nprint('READY',flush=True)\ntry: time.sleep(20)\nexcept KeyboardInterrupt: print('GOT-INT',flush=True); time.sleep(0.3); print('DONE',flush=True); raise SystemExit(9)";
+    let program = "import time\ntry: print('READY',flush=True); time.sleep(20)\nexcept KeyboardInterrupt: print('GOT-INT',flush=True); time.sleep(0.3); print('DONE',flush=True); raise SystemExit(9)";
     let result = Pty::play(
         &sandbox,
         &sandbox.inside([PYTHON, "-c", program]),
