@@ -5,6 +5,7 @@
 //! may write was perhaps put there by an earlier run, to be granted `~/.ssh` by the next one. Where it may lead is
 //! decided by [`ground::landing`] alone.
 
+mod editable;
 mod git;
 mod ground;
 mod pointer;
@@ -110,7 +111,7 @@ pub fn search_path(path_var: &OsStr, ground: &Ground<'_>) -> Vec<Grant> {
                 continue;
             }
             walk.grant(&directory, &real, &links, Reason::SearchPath);
-            walk.installation(&real.join("*"));
+            walk.installation(&real.join("*"), true);
         }
     }
     walk.closure.grants
@@ -191,15 +192,14 @@ impl Walk<'_> {
             }
             return;
         }
-        self.grant(pointer.target, &real, &links, pointer.reason);
-        self.installation(&real);
         // The environment belongs to the name under which the program is called, not to the file behind its symlinks.
-        let names: Vec<PathBuf> =
-            links.into_iter().map(|link| link.at).chain([pointer.target.to_owned(), real.clone()]).collect();
-        for name in names {
-            self.environment(&name, trusted, depth);
+        for name in links.iter().map(|link| link.at.as_path()).chain([pointer.target, &real]) {
+            self.environment(name, trusted, depth);
         }
-        self.script(&real, trusted && (self.ground.trusted)(&real), depth);
+        let holds_truth = trusted && (self.ground.trusted)(&real);
+        self.installation(&real, holds_truth);
+        self.grant(pointer.target, &real, &links, pointer.reason);
+        self.script(&real, holds_truth, depth);
     }
 
     /// May a pointer lead to `real`, over `links`?
@@ -216,9 +216,10 @@ impl Walk<'_> {
         }
     }
 
-    fn installation(&mut self, real: &Path) {
+    /// A program that the sandbox may write says nothing about the directories around it.
+    fn installation(&mut self, real: &Path, trusted: bool) {
         for path in self.ground.installation(real) {
-            if path.exists() && !self.ground.is_broad(&path) {
+            if path.exists() && !self.ground.is_broad(&path) && self.land(&path, &[], trusted) {
                 self.grant(&path, &path, &[], Reason::Installation);
             }
         }
@@ -238,12 +239,26 @@ impl Walk<'_> {
         if !self.ground.is_broad(&real) {
             self.grant(root, &real, &links, Reason::Environment);
         }
+        for project in editable::projects(&real) {
+            self.project(&project, &config, trusted);
+        }
         let Some(home) = pointer::pyvenv_home(&text) else { return };
         let python = ["python3", "python"].iter().map(|name| home.join(name)).find(|path| path.exists());
         if let Some(python) = python.filter(|python| python.is_absolute()) {
             self.program(Pointer { target: &python, from: &config, trusted, reason: Reason::Interpreter }, depth + 1);
         } else if !trusted {
             self.refuse(&config, &home);
+        }
+    }
+
+    /// A project that an environment imports from its own place.
+    fn project(&mut self, project: &Path, from: &Path, trusted: bool) {
+        let Found::Present { real, kind: Kind::Directory, links, .. } = self.resolver.find(project) else { return };
+        let trusted = trusted && links.iter().all(|link| (self.ground.trusted)(&link.at));
+        if self.ground.is_broad(&real) || !self.land(&real, &links, trusted) {
+            self.refuse(from, &real);
+        } else {
+            self.grant(project, &real, &links, Reason::Environment);
         }
     }
 

@@ -98,7 +98,10 @@ pub enum CompileError {
 /// Rules that no plan can honour.
 pub fn compile(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>) -> Result<Plan, CompileError> {
     let tier = choices.tier.unwrap_or_else(|| losses::tier(policy, host));
-    let view = files::grants(policy, survey, choices.cwd)?;
+    let mut view = files::grants(policy, survey, choices.cwd)?;
+    if tier == Tier::Landlock {
+        files::drop_caches_with_secrets(&mut view);
+    }
     let abi = host.landlock_abi.min(KNOWN_ABI);
     let network = match (&policy.network, tier) {
         (Network::Host, _) => NetworkPlan::Host,
@@ -118,6 +121,7 @@ pub fn compile(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'
         tier,
         identity: identity(host, tier),
         landlock: landlock(abi, tier, network, paths),
+        redirects: files::redirects(&view, host, tier, choices.scratch),
         seccomp: SeccompPlan {
             strict: policy.kernel.strict,
             nested_sandbox: policy.kernel.nested_sandbox,
@@ -142,16 +146,9 @@ pub fn compile(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'
 }
 
 fn identity(host: &Host, tier: Tier) -> Identity {
-    let root = host.uid == 0;
-    let (host_uid, host_gid) = if root { (ROOT_STAND_IN, ROOT_STAND_IN) } else { (host.uid, host.gid) };
-    let inside = |own: u32, stand_in: u32| if tier == Tier::Landlock { stand_in } else { own };
-    Identity {
-        uid: inside(host.uid, host_uid),
-        gid: inside(host.gid, host_gid),
-        host_uid,
-        host_gid,
-        idmap: root && tier == Tier::Namespaces,
-    }
+    let idmap = host.uid == 0 && tier == Tier::Namespaces;
+    let (host_uid, host_gid) = if idmap { (ROOT_STAND_IN, ROOT_STAND_IN) } else { (host.uid, host.gid) };
+    Identity { uid: host.uid, gid: host.gid, host_uid, host_gid, idmap }
 }
 
 fn landlock(abi: u32, tier: Tier, network: NetworkPlan, paths: Vec<PathRule>) -> Option<LandlockPlan> {

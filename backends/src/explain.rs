@@ -1,9 +1,11 @@
 //! Answers "why can it not ...?" from policy and plan: which rule decides, which layer enforces it, what would change it,
 //! or that nothing enforces it. Pure functions; nothing is tried, so every answer is [`Certainty::Computed`].
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use hermes_profiles::{Access, FileRule, Guarantee, Network, Origin, Policy, ospath};
+use hermes_profiles::environment::{self, Grant, Reason};
+use hermes_profiles::{Access, EnvironmentRules, FileRule, Guarantee, Network, Origin, Policy, ospath};
 use serde::Serialize;
 
 use crate::local::seccomp::{self, Arch};
@@ -256,22 +258,27 @@ fn opening(plan: &SeccompPlan, arch: Arch, name: &str, now: &seccomp::Answer) ->
         .map_or("no option of a policy opens it".into(), |(option, _)| format!("{option} = true under [kernel] in a profile"))
 }
 
-/// Does a variable go in? `dropped`: why it stays out, in words; `None` when it passes.
-pub fn explain_env(policy: &Policy, name: &str, dropped: Option<String>) -> Answer {
-    let rules = &policy.environment;
-    let mut answer = Answer::new(name);
-    let rule = if rules.set.contains_key(name) {
-        Some("set by the policy")
-    } else if rules.explicit.contains(name) {
-        Some("named by --env or by the profile, whatever it holds")
-    } else {
-        None
-    };
-    answer.rule = rule.map(|text| Rule { text: text.into(), origin: Origin::Derived("policy".into()) });
-    let verdict = if dropped.is_none() { Verdict::Allowed } else { Verdict::Enforced(vec![Layer::Environment]) };
-    answer.allow = dropped.is_some().then(|| format!("--env {}", quoted(name)));
-    answer.notes.extend(dropped);
+/// Does a variable of the caller go in? `value` is what the caller has; the answer never shows it.
+pub fn explain_env(rules: &EnvironmentRules, name: &OsStr, value: Option<&OsStr>) -> Answer {
+    let mut answer = Answer::new(ospath::escaped(Path::new(name)));
+    let decided = environment::decide(rules, name, value.unwrap_or_default());
+    let verdict = if decided.is_ok() { Verdict::Allowed } else { Verdict::Enforced(vec![Layer::Environment]) };
     answer.verdicts = vec![("pass", verdict)];
+    let text = match decided {
+        Ok(Grant::Explicit) => "it is named by --env, so it passes whatever it holds".into(),
+        Ok(Grant::Known) => "it is well known to be harmless".into(),
+        Ok(Grant::Allowed) => "the policy allows it".into(),
+        Err(reason) => reason.describe(),
+    };
+    answer.rule = Some(Rule { text, origin: Origin::Derived("environment rules".into()) });
+    answer.allow = match decided {
+        Ok(_) | Err(Reason::Nameless | Reason::Duplicate) => None,
+        Err(Reason::Denied) => Some("a profile whose [environment] deny does not match it; --env cannot".into()),
+        Err(_) => Some(format!("--env {}", quoted(&answer.subject))),
+    };
+    if value.is_none() {
+        answer.notes.push("the caller does not have it now".into());
+    }
     answer
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::plan::{Enforcer, Identity, LandlockPlan, LimitsPlan, Lost, PathRule, Source, Tier};
-use hermes_profiles::{EnvironmentRules, Home, HomeMode, KernelRules, Limits, Route, UnixRules};
+use hermes_profiles::{Home, HomeMode, KernelRules, Limits, Route, UnixRules};
 
 fn rule(path: &str, access: Access, origin: Origin) -> FileRule {
     FileRule { path: path.into(), access, optional: true, origin }
@@ -99,6 +99,7 @@ fn plan() -> Plan {
             timeout: None,
             grace: 2000,
         },
+        redirects: Vec::new(),
         cwd: "/home/u/ws".into(),
         lost: Vec::new(),
         weakened: Vec::new(),
@@ -256,8 +257,17 @@ fn calls() {
 
 #[test]
 fn variables() {
-    let answer = explain_env(&policy(), "AWS_SECRET", Some("its name means a credential".into()));
-    assert_eq!(answer.verdicts, [("pass", Verdict::Enforced(vec![Layer::Environment]))]);
-    assert_eq!(answer.allow.as_deref(), Some("--env AWS_SECRET"));
-    assert_eq!(explain_env(&policy(), "PATH", None).verdicts, [("pass", Verdict::Allowed)]);
+    let mut rules = EnvironmentRules::default();
+    let ask = |rules: &EnvironmentRules, name: &str, value: &str| {
+        let answer = explain_env(rules, OsStr::new(name), Some(OsStr::new(value)));
+        assert!(!format!("{answer:?}").contains("s3cr3t"));
+        (answer.verdicts[0].1 == Verdict::Allowed, answer.allow)
+    };
+    assert_eq!(ask(&rules, "PATH", "/bin"), (true, None));
+    assert_eq!(ask(&rules, "SERVICE_TOKEN", "s3cr3t"), (false, Some("--env SERVICE_TOKEN".into())));
+    rules.explicit.insert("SERVICE_TOKEN".into());
+    assert_eq!(ask(&rules, "SERVICE_TOKEN", "s3cr3t"), (true, None));
+    rules.deny.push("SERVICE_*".into());
+    assert!(ask(&rules, "SERVICE_TOKEN", "s3cr3t").1.is_some_and(|allow| allow.ends_with("--env cannot")));
+    assert_eq!(explain_env(&rules, OsStr::new("LANG"), None).notes, ["the caller does not have it now"]);
 }

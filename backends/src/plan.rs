@@ -38,6 +38,8 @@ pub struct Plan {
     pub unix_connect: Vec<PathBuf>,
     /// Limits and by what they are enforced.
     pub limits: LimitsPlan,
+    /// Variables that lead tools to writable places where their caches are read-only.
+    pub redirects: Vec<Redirect>,
     /// Where the command starts.
     #[serde(with = "ospath")]
     pub cwd: PathBuf,
@@ -45,6 +47,16 @@ pub struct Plan {
     pub lost: Vec<Lost>,
     /// Guarantees given by weaker means.
     pub weakened: Vec<Lost>,
+}
+
+/// A variable that names a directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Redirect {
+    /// The variable.
+    pub name: String,
+    /// Its value.
+    #[serde(with = "ospath")]
+    pub directory: PathBuf,
 }
 
 /// A guarantee that is lost or weakened.
@@ -67,9 +79,9 @@ pub struct Identity {
     pub uid: u32,
     /// Group id inside.
     pub gid: u32,
-    /// User id on the host; never 0.
+    /// User id on the host; 0 only in the Landlock tier, where that loss is named.
     pub host_uid: u32,
-    /// Group id on the host; never 0.
+    /// Group id on the host.
     pub host_gid: u32,
     /// Grants are id-mapped so that files of `uid` belong to `host_uid` (root callers).
     pub idmap: bool,

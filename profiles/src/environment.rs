@@ -7,7 +7,6 @@
 mod names;
 mod shapes;
 
-use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -24,6 +23,12 @@ pub struct Environment {
     pub passed: Vec<(OsString, OsString)>,
     /// Names that stay out, each with the reason, in the caller's order.
     pub dropped: Vec<(OsString, Reason)>,
+}
+
+impl Environment {
+    fn has(&self, name: &OsStr) -> bool {
+        self.passed.iter().any(|(known, _)| known == name) || self.dropped.iter().any(|(known, _)| known == name)
+    }
 }
 
 /// Why a variable goes in.
@@ -117,10 +122,14 @@ pub fn decide(rules: &EnvironmentRules, name: &OsStr, value: &OsStr) -> Result<G
 /// The sandbox's environment, made of the caller's variables. `TMPDIR` is `/tmp` unless it is set or named explicitly.
 pub fn filter(rules: &EnvironmentRules, variables: impl Iterator<Item = (OsString, OsString)>) -> Environment {
     let mut environment = Environment::default();
-    let mut seen: HashSet<OsString> = HashSet::with_capacity(variables.size_hint().0);
+    // A bit for each hash spares almost every search for a name that came before.
+    let mut seen = [0_u64; 64];
     for (name, value) in variables {
-        let verdict = if seen.insert(name.clone()) { decide(rules, &name, &value) } else { Err(Reason::Duplicate) };
-        match verdict {
+        let hash = names::hash(name.as_bytes());
+        let (word, bit) = (&mut seen[hash as usize % 64], 1 << (hash >> 58));
+        let duplicate = *word & bit != 0 && environment.has(&name);
+        *word |= bit;
+        match if duplicate { Err(Reason::Duplicate) } else { decide(rules, &name, &value) } {
             Ok(_) => environment.passed.push((name, value)),
             Err(reason) => environment.dropped.push((name, reason)),
         }

@@ -33,6 +33,3 @@ pub use policy::{
 };
 pub use request::{Caller, Files, MAX_FILE, Overrides, Request, Resolved};
 pub use resolve::resolve;
-
-#[cfg(test)]
-mod tests;

@@ -82,6 +82,7 @@ impl<'a> Draft<'a> {
         if let Some(home) = layer.home {
             self.home = (home.value, place.line(home.line));
         }
+        self.files.reserve(layer.paths.len());
         for entry in layer.paths {
             self.path(&place, base, entry)?;
         }
@@ -269,6 +270,12 @@ const SYSTEM: [&str; 15] = [
     "/usr",
     "/var",
 ];
+
+/// Is this below a directory that belongs to the system alone, and so for profiles to grant?
+pub(crate) fn is_of_system(path: &Path) -> bool {
+    // /run and /var hold directories of users too.
+    SYSTEM.iter().filter(|system| !matches!(**system, "/run" | "/var")).any(|system| paths::covers(Path::new(system), path))
+}
 
 /// Is this so much that it cannot be meant: the root, the home directory, a system directory, or a parent of one?
 pub(crate) fn is_broad(path: &Path, caller: &Caller) -> bool {

@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::environment;
 use crate::error::{PolicyError, suggestion};
 use crate::layer::NetworkMode;
-use crate::merge::{Draft, Ranked, is_broad, set_limit, settle};
+use crate::merge::{Draft, Ranked, is_broad, is_of_system, set_limit, settle};
 use crate::paths::{covers, normalise, same};
 use crate::policy::{Access, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, Origin, Policy, Route, UnixRules};
 use crate::profile;
@@ -238,7 +238,7 @@ fn derive(rules: &mut Vec<FileRule>, explicit: &BTreeSet<String>, caller: &Calle
     let path = caller.variable("PATH").map(OsStrExt::as_bytes).unwrap_or_default();
     for entry in path.split(|b| *b == b':').filter(|entry| entry.first() == Some(&b'/') && !entry.contains(&b'\n')) {
         let dir = normalise(Path::new(std::ffi::OsStr::from_bytes(entry)));
-        if !granted(rules, &dir) && !is_broad(&dir, caller) {
+        if !granted(rules, &dir) && !is_broad(&dir, caller) && !is_of_system(&dir) {
             add(dir, Access::Read, "directory in PATH".into(), rules);
         }
     }

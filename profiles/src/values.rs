@@ -129,6 +129,9 @@ fn cpu(text: &str) -> Result<u32, String> {
 
 /// `HOST[:PORT]` as in `--allow-host`.
 pub(crate) fn destination(text: &str) -> Result<RouteEntry, String> {
+    if text.contains(['/', '@']) {
+        return host(text).map(|host| RouteEntry { host, ports: Vec::new() });
+    }
     let (name, port) = match text.rsplit_once(':') {
         // A bare IPv6 address has colons of its own.
         Some(_) if text.parse::<Ipv6Addr>().is_ok() => (text, None),
@@ -144,7 +147,7 @@ pub(crate) fn destination(text: &str) -> Result<RouteEntry, String> {
 
 /// The canonical form of a host: lower case, no trailing dot, `*.` only in front, addresses in one spelling.
 pub(crate) fn host(text: &str) -> Result<String, String> {
-    if text.contains("://") || text.contains('/') || text.contains('@') {
+    if text.contains(['/', '@']) {
         return Err("expected a host without scheme, path or user".into());
     }
     let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);

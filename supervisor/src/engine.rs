@@ -18,6 +18,7 @@ use crate::args::{PolicyArgs, TierArg};
 use crate::error::{Error, Kind};
 use crate::events::Log;
 use crate::prepare::Prepared;
+use crate::request;
 use crate::supervise;
 
 /// The first process of a sandbox; called before anything else, with `init` as the only argument.
@@ -58,12 +59,13 @@ pub(crate) fn compile(
     survey: &Survey,
     args: &PolicyArgs,
     caller: &Caller,
+    scratch: Option<&Path>,
 ) -> Result<Plan, Error> {
     let tier = args.tier.map(|tier| match tier {
         TierArg::Namespaces => Tier::Namespaces,
         TierArg::Landlock => Tier::Landlock,
     });
-    let choices = Choices { tier, cwd: Some(&caller.cwd), scratch: None };
+    let choices = Choices { tier, cwd: Some(&caller.cwd), scratch };
     compile_plan(policy, host, survey, choices).map_err(|error| Error::new(Kind::Policy, error.to_string()))
 }
 
@@ -81,5 +83,17 @@ pub(crate) fn run(prepared: Prepared, command: Vec<OsString>, log: &mut Log) -> 
         false => Some(Cgroup::create(&prepared.host.cgroup, &tree).map_err(|error| Error::setup(error.to_string()))?),
     };
     let procs: Vec<_> = group.iter().flat_map(Cgroup::procs).collect();
-    supervise::run(&prepared.plan, &command, prepared.environment.passed, &procs, log)
+    let mut environment = prepared.environment.passed;
+    for redirect in &prepared.plan.redirects {
+        environment.retain(|(name, _)| *name != *redirect.name);
+        environment.push((redirect.name.clone().into(), redirect.directory.clone().into()));
+    }
+    let outcome = supervise::run(&prepared.plan, &command, environment, &procs, log);
+    if outcome.as_ref().is_err_and(|error| error.kind == Kind::Setup)
+        && let Some(dir) = request::cache_dir(&prepared.caller)
+    {
+        // The machine is perhaps no longer what was measured.
+        probe::forget(&dir);
+    }
+    outcome
 }

@@ -132,9 +132,8 @@ fn line(event: &Event<'_>, time: u64) -> Result<Vec<u8>, Error> {
 
 /// SHA-256 of the plan's JSON form, in hex.
 pub(crate) fn fingerprint(plan: &Plan) -> Result<String, Error> {
-    use sha2::{Digest, Sha256};
     let json = serde_json::to_vec(plan).map_err(|e| Error::setup(format!("cannot express the plan as JSON: {e}")))?;
-    Ok(Sha256::digest(json).iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hermes_profiles::trust::hash(&json))
 }
 
 #[cfg(test)]

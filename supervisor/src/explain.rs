@@ -1,12 +1,11 @@
 //! `explain`: the answers of [`hermes_backends::explain`] in words.
 
+use std::ffi::OsStr;
 use std::fmt::Write as _;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use hermes_backends::explain::{self, Answer, Certainty, Verdict};
 use hermes_backends::local::seccomp::Arch;
-use hermes_profiles::environment;
 
 use crate::args::{Explain, ExplainArgs};
 use crate::engine;
@@ -62,30 +61,13 @@ fn absolute(path: &Path, cwd: &Path, home: Option<&Path>) -> PathBuf {
         (Ok(rest), Some(home)) => home.join(rest),
         _ => cwd.join(path),
     };
-    let mut clean = PathBuf::new();
-    for component in path.components() {
-        match component {
-            Component::ParentDir => _ = clean.pop(),
-            Component::CurDir => {}
-            other => clean.push(other),
-        }
-    }
-    clean
+    hermes_profiles::paths::normalise(&path)
 }
 
 fn env_answer(name: &str, args: &ExplainArgs) -> Result<Answer, Error> {
     let (caller, resolved) = prepare::policy(&args.policy)?;
-    let policy = resolved.policy;
-    let mine = caller.variables.iter().find(|(key, _)| key.as_bytes() == name.as_bytes());
-    let variable = mine.cloned().unwrap_or_else(|| (name.into(), "".into()));
-    let environment = environment::filter(&policy.environment, std::iter::once(variable));
-    let passes = environment.passed.iter().any(|(key, _)| key.as_bytes() == name.as_bytes());
-    let reason = environment.dropped.first().map(|(_, reason)| plan::reason_words(*reason));
-    let mut answer = explain::explain_env(&policy, name, reason.filter(|_| !passes));
-    if mine.is_none() && !policy.environment.set.contains_key(name) {
-        answer.notes.push("the caller does not have it now".into());
-    }
-    Ok(answer)
+    let mine = caller.variables.iter().find(|(key, _)| key.as_os_str() == name).map(|(_, value)| value.as_os_str());
+    Ok(explain::explain_env(&resolved.policy.environment, OsStr::new(name), mine))
 }
 
 fn policy(args: &ExplainArgs) -> Result<(), Error> {

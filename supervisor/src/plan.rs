@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use hermes_backends::plan::{Enforcer, Identity, LimitsPlan, Lost, MountStep, NetworkPlan, PathRights, Plan, SeccompPlan, Tier};
-use hermes_profiles::environment::{Environment, Reason};
+use hermes_profiles::environment::Environment;
 use hermes_profiles::{Access, HomeMode, Network, Policy};
 use serde_json::json;
 
@@ -29,7 +29,7 @@ fn as_json(prepared: &Prepared) -> Result<serde_json::Value, Error> {
         variables.iter().map(|(name, _)| path(name.as_ref())).collect()
     };
     let dropped: serde_json::Map<_, _> =
-        prepared.environment.dropped.iter().map(|(name, why)| (path(name.as_ref()), reason_words(*why).into())).collect();
+        prepared.environment.dropped.iter().map(|(name, why)| (path(name.as_ref()), why.describe().into())).collect();
     Ok(json!({
         "hash": events::fingerprint(&prepared.plan)?,
         "starts": prepared.plan.fatal().next().is_none(),
@@ -226,18 +226,11 @@ fn environment_text(text: &mut String, environment: &Environment, verbose: bool)
     _ = writeln!(text, "\nenvironment\n  goes in    {}", passed.join(" "));
     if verbose {
         for (name, reason) in &environment.dropped {
-            _ = writeln!(text, "  stays out  {}: {}", path(name.as_ref()), reason_words(*reason));
+            _ = writeln!(text, "  stays out  {}: {}", path(name.as_ref()), reason.describe());
         }
     } else if !environment.dropped.is_empty() {
         let dropped: Vec<_> = environment.dropped.iter().map(|(name, _)| path(name.as_ref())).collect();
         _ = writeln!(text, "  stays out  {}", dropped.join(" "));
-    }
-}
-
-/// Why a variable stays out.
-pub(crate) fn reason_words(reason: Reason) -> String {
-    match reason {
-        reason => reason.describe(),
     }
 }
 

@@ -3,10 +3,11 @@
 use std::ffi::OsString;
 
 use hermes_backends::host::Host;
-use hermes_backends::plan::{Lost, Plan};
+use hermes_backends::plan::{Plan, Tier};
 use hermes_backends::survey::Survey;
 use hermes_profiles::environment::{self, Environment};
 use hermes_profiles::{Caller, Policy};
+use tempfile::TempDir;
 
 use crate::args::PolicyArgs;
 use crate::engine;
@@ -14,6 +15,7 @@ use crate::needs;
 use crate::error::Error;
 use crate::output;
 use crate::request::{self, Disk};
+use crate::start;
 
 /// A plan and everything it was made from.
 #[derive(Debug)]
@@ -31,7 +33,8 @@ pub(crate) struct Prepared {
 /// The policy alone: needs nothing of the machine but policy files.
 pub(crate) fn policy(args: &PolicyArgs) -> Result<(Caller, hermes_profiles::Resolved), Error> {
     args.refuse_unsupported()?;
-    let request = request::request(args, request::caller()?);
+    let user = args.user.as_deref().map(start::become_user).transpose()?;
+    let request = request::request(args, request::caller(user)?);
     let resolved = hermes_profiles::resolve(&request, &Disk)?;
     Ok((request.caller, resolved))
 }
@@ -44,11 +47,25 @@ pub(crate) fn prepare(args: &PolicyArgs, command: &[OsString]) -> Result<Prepare
     needs::add(&mut policy, &caller, command, &environment.passed);
     let host = engine::measure(request::cache_dir(&caller).as_deref());
     let survey = engine::survey(&policy);
-    let plan = engine::compile(&policy, &host, &survey, args, &caller)?;
+    let plan = engine::compile(&policy, &host, &survey, args, &caller, None)?;
     Ok(Prepared { caller, policy, host, survey, plan, environment, notices: resolved.notices })
 }
 
 impl Prepared {
+    /// Makes what the plan needs on the machine before the start: without a mount namespace, a private directory in the
+    /// place of /tmp. It is removed when the returned value is dropped.
+    pub(crate) fn make_scratch(&mut self, args: &PolicyArgs) -> Result<Option<TempDir>, Error> {
+        if self.plan.tier != Tier::Landlock {
+            return Ok(None);
+        }
+        let dir = tempfile::Builder::new()
+            .prefix("hermes-sandbox-")
+            .tempdir()
+            .map_err(|e| Error::setup(format!("cannot make a private temporary directory: {e}")))?;
+        self.plan = engine::compile(&self.policy, &self.host, &self.survey, args, &self.caller, Some(dir.path()))?;
+        Ok(Some(dir))
+    }
+
     /// The refusal when a required guarantee is lost: every loss is told with its remedy, then this error.
     pub(crate) fn refuse_lost(&self) -> Result<(), Error> {
         let fatal: Vec<_> = self.plan.fatal().collect();
@@ -68,8 +85,8 @@ impl Prepared {
         .hint(format!("`hermes-sandbox doctor` says why; to run without: {}", flags.join(" "))))
     }
 
-    /// Tells what is given by weaker means, or not at all although the policy would prefer it or the caller accepted
-    /// the loss: in one line, or each with its reason.
+    /// Tells what is lost although the policy would prefer it or the caller accepted the loss: in one line, or each with
+    /// its reason. What is given by weaker means is told with `verbose` only; `plan` and `doctor` show it.
     pub(crate) fn tell_losses(&self, verbose: bool) {
         for notice in &self.notices {
             output::complain(notice);
@@ -89,11 +106,8 @@ impl Prepared {
 }
 
 fn loss_line(plan: &Plan) -> Option<String> {
-    let names = |losses: &[Lost]| losses.iter().map(|lost| lost.guarantee.name()).collect::<Vec<_>>().join(", ");
-    let parts = [("without", names(&plan.lost)), ("weaker", names(&plan.weakened))];
-    let parts: Vec<_> =
-        parts.into_iter().filter(|(_, names)| !names.is_empty()).map(|(word, names)| format!("{word} {names}")).collect();
-    (!parts.is_empty()).then(|| format!("{} (-v says why)", parts.join("; ")))
+    let names: Vec<_> = plan.lost.iter().map(|lost| lost.guarantee.name()).collect();
+    (!names.is_empty()).then(|| format!("without {} (-v says why)", names.join(", ")))
 }
 
 #[cfg(test)]
@@ -106,8 +120,6 @@ mod tests {
         let mut plan = sample::plan();
         assert_eq!(loss_line(&plan).as_deref(), Some("without cpu-limited (-v says why)"));
         plan.weakened.append(&mut plan.lost);
-        assert_eq!(loss_line(&plan).as_deref(), Some("weaker cpu-limited (-v says why)"));
-        plan.weakened.clear();
         assert_eq!(loss_line(&plan), None);
     }
 }

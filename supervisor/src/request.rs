@@ -44,10 +44,15 @@ fn mode(net: Net) -> &'static str {
 }
 
 /// Who asks: from the process's environment, and the password database when `HOME` says nothing usable.
-pub(crate) fn caller() -> Result<Caller, Error> {
+pub(crate) fn caller(user: Option<User>) -> Result<Caller, Error> {
     let cwd = std::env::current_dir()
         .map_err(|e| Error::setup(format!("cannot tell the current directory: {e}")).hint("change to one that exists"))?;
     let mut variables: Vec<_> = std::env::vars_os().collect();
+    if let Some(user) = user {
+        let own = [("HOME", user.dir.into_os_string()), ("USER", user.name.clone().into()), ("LOGNAME", user.name.into())];
+        variables.retain(|(name, _)| !own.iter().any(|(own, _)| name == own) && !name.as_encoded_bytes().starts_with(b"XDG_"));
+        variables.extend(own.map(|(name, value)| (name.into(), value)));
+    }
     if !variables.iter().any(|(name, value)| name == "HOME" && Path::new(value).is_absolute()) {
         variables.retain(|(name, _)| name != "HOME");
         if let Some(home) = User::from_uid(Uid::current()).ok().flatten().map(|user| user.dir).filter(|dir| dir.is_absolute()) {

@@ -25,9 +25,10 @@ pub(crate) fn run(args: RunArgs) -> Result<u8, Error> {
 }
 
 fn start(args: RunArgs, log: &mut Log) -> Result<u8, Error> {
-    let prepared = prepare::prepare(&args.policy, &args.command)?;
+    let mut prepared = prepare::prepare(&args.policy, &args.command)?;
     log.announce(&prepared.plan)?;
     prepared.refuse_lost()?;
+    let _scratch = prepared.make_scratch(&args.policy)?;
     prepared.tell_losses(args.policy.verbose);
     engine::run(prepared, args.command, log)
 }

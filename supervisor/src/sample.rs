@@ -73,6 +73,7 @@ pub(crate) fn plan() -> Plan {
             timeout: Some(1500),
             grace: 2000,
         },
+        redirects: Vec::new(),
         cwd: "/home/u/ws".into(),
         lost: vec![Lost {
             guarantee: Guarantee::CpuLimited,

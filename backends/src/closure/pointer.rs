@@ -101,3 +101,20 @@ mod tests {
         assert_eq!(pyvenv_home(b"home =\nhomely = /x\n"), None);
     }
 }
+
+#[cfg(test)]
+mod properties {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn nothing_panics(head in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = pyvenv_home(&head);
+            let _ = shebang(&head);
+            let _ = shebang(&[b"#!/bin/sh\n'''exec' ", head.as_slice()].concat());
+            let _ = shebang(&[b"#!/usr/bin/env ", head.as_slice()].concat());
+        }
+    }
+}

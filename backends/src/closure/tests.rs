@@ -85,7 +85,7 @@ fn a_tool_in_home_with_its_interpreter() {
     world.program("prefix/lib/x.so", "");
     world.program(".local/bin/tool", &format!("#!{}\n", world.home.join("prefix/bin/interp").display()));
     let closure = world.of("tool", world.home.join(".local/bin").to_str().unwrap());
-    assert_eq!(world.granted(&closure), [".local/bin/tool", "prefix/bin/interp", "prefix/bin", "prefix/lib"]);
+    assert_eq!(world.granted(&closure), [".local/bin/tool", "prefix/bin", "prefix/lib"]);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn env_searches_the_inside_path() {
     world.program(".nvm/versions/node/v22/bin/node", "\x7fELF");
     world.program("work/cli.js", "#!/usr/bin/env node\n");
     let closure = world.of("./cli.js", &format!("{}:/usr/bin", world.home.join(".nvm/versions/node/v22/bin").display()));
-    assert_eq!(world.granted(&closure), [".nvm/versions/node/v22/bin/node", ".nvm/versions/node/v22"]);
+    assert_eq!(world.granted(&closure), [".nvm/versions/node/v22"]);
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn npm_global_package() {
     world.program(".local/lib/node_modules/pkg/cli.js", "#!/usr/bin/true\n");
     world.link(".local/bin/pkg", "../lib/node_modules/pkg/cli.js");
     let closure = world.of("pkg", world.home.join(".local/bin").to_str().unwrap());
-    assert_eq!(world.granted(&closure), [".local/bin/pkg", ".local/lib/node_modules"]);
+    assert_eq!(world.granted(&closure), [".local/lib/node_modules", ".local/bin/pkg"]);
 }
 
 fn environment(world: &World, at: &str, python: &str) {
@@ -114,13 +114,35 @@ fn environment(world: &World, at: &str, python: &str) {
     world.link(&format!("{at}/bin/python3"), "python");
 }
 
+fn editable_install(world: &World, environment: &str, project: &str) {
+    std::fs::create_dir_all(world.home.join(project)).unwrap();
+    let site = format!("{environment}/lib/python3.11/site-packages");
+    world.file(&format!("{site}/__editable__.agent-1.pth"), "", 0o644);
+    let url = format!("{{\"url\":\"file://{}\",\"dir_info\":{{\"editable\":true}}}}", world.home.join(project).display());
+    world.file(&format!("{site}/agent-1.dist-info/direct_url.json"), &url, 0o644);
+}
+
+#[test]
+fn hostile_editable_install() {
+    let world = World::new();
+    world.program("work/.venv/bin/run", "");
+    world.file("work/.venv/pyvenv.cfg", "home = /usr/bin\n", 0o644);
+    for project in [".ssh", "other", "."] {
+        editable_install(&world, "work/.venv", project);
+        let closure = world.of(".venv/bin/run", "");
+        assert_eq!(closure.grants, [], "{project}");
+        assert_eq!(closure.refused.len(), 1, "{project}");
+    }
+}
+
 #[test]
 fn environment_outside_the_workspace() {
     let world = World::new();
     environment(&world, "tools/venv", ".pyenv/versions/3.11.7/bin/python3");
     world.program("tools/venv/bin/agent", &format!("#!{}\n", world.home.join("tools/venv/bin/python3").display()));
+    editable_install(&world, "tools/venv", "src/agent");
     let closure = world.of(world.home.join("tools/venv/bin/agent").to_str().unwrap(), "");
-    assert_eq!(world.granted(&closure), ["tools/venv/bin/agent", "tools/venv", ".pyenv/versions/3.11.7/bin/python3", ".pyenv"]);
+    assert_eq!(world.granted(&closure), ["tools/venv", "src/agent", ".pyenv"]);
     assert!(closure.refused.is_empty());
 }
 
@@ -213,6 +235,27 @@ fn hostile_symlink() {
     world.link("other/true", "/usr/bin/true");
     world.program("work/run", &format!("#!{}\n", world.home.join("other/true").display()));
     assert_eq!(world.of("./run", "").grants, []);
+}
+
+/// A workspace that is itself somebody's `bin`, or lies in somebody's packages.
+#[test]
+fn a_hostile_program_does_not_open_its_surroundings() {
+    let world = World::new();
+    world.file("lib/private", "", 0o644);
+    world.file("share/private", "", 0o644);
+    world.program("p/bin/run", "");
+    world.program("p/lib/private", "");
+    world.program("q/node_modules/w/run", "");
+    for (workspace, program) in [("p/bin", "p/bin/run"), ("q/node_modules/w", "q/node_modules/w/run")] {
+        let workspace = world.home.join(workspace);
+        let ground = Ground {
+            home: Some(&world.home),
+            trusted: &|path| !path.starts_with(&workspace),
+            granted: &|path| path.starts_with(&workspace),
+        };
+        let closure = closure(world.home.join(program).as_os_str(), None, &workspace, &ground);
+        assert_eq!(closure.grants, [], "{program}");
+    }
 }
 
 #[test]

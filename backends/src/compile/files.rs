@@ -7,7 +7,7 @@ use hermes_profiles::{Access, FileRule, HomeMode, Origin, Policy};
 
 use super::{CompileError, rule};
 use crate::host::Host;
-use crate::plan::{MountStep, PathRights, PathRule, Source};
+use crate::plan::{MountStep, PathRights, PathRule, Redirect, Source, Tier};
 use crate::survey::{Found, Kind, Link, Survey};
 
 /// The sandbox's own file systems besides the home: (path, mode).
@@ -217,6 +217,47 @@ fn drop_covered(grants: &mut BTreeMap<PathBuf, Grant>) {
     for path in redundant {
         grants.remove(&path);
     }
+}
+
+/// Without copy-on-write a cache that holds a credential cannot be granted at all: Landlock cannot hide one file of a tree.
+pub fn drop_caches_with_secrets(view: &mut View) {
+    let secret: Vec<PathBuf> = view
+        .hides
+        .iter()
+        .filter(|hide| hide.kind.is_some())
+        .filter_map(|hide| view.covering(&hide.path))
+        .filter(|(_, grant)| grant.access == Access::Overlay)
+        .map(|(path, _)| path.clone())
+        .collect();
+    view.grants.retain(|path, _| !secret.contains(path));
+    let grants = &view.grants;
+    view.hides.retain(|hide| hide.path.ancestors().any(|at| grants.contains_key(at)));
+}
+
+/// Variables of the tools whose caches would be copy-on-write, for hosts that cannot do that: (name, directory below
+/// the scratch directory).
+const CACHE_VARIABLES: &[(&str, &str)] = &[
+    ("XDG_CACHE_HOME", "cache"),
+    ("npm_config_cache", "cache/npm"),
+    ("PIP_CACHE_DIR", "cache/pip"),
+    ("UV_CACHE_DIR", "cache/uv"),
+    ("GOCACHE", "cache/go-build"),
+    ("YARN_CACHE_FOLDER", "cache/yarn"),
+];
+
+/// Where tools find writable caches when their own are read-only.
+pub fn redirects(view: &View, host: &Host, tier: Tier, scratch: Option<&Path>) -> Vec<Redirect> {
+    let caches_lost = match tier {
+        Tier::Landlock => true,
+        Tier::Namespaces => !host.overlay.works() && view.grants.values().any(|grant| grant.access == Access::Overlay),
+    };
+    if !caches_lost {
+        return Vec::new();
+    }
+    let scratch = scratch.unwrap_or(Path::new("/tmp"));
+    let caches = CACHE_VARIABLES.iter().map(|(name, below)| Redirect { name: (*name).to_owned(), directory: scratch.join(below) });
+    let own_tmp = (tier == Tier::Landlock).then(|| Redirect { name: "TMPDIR".to_owned(), directory: scratch.to_owned() });
+    own_tmp.into_iter().chain(caches).collect()
 }
 
 /// The mount steps of the namespaces tier, outer paths first.

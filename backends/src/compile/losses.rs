@@ -154,7 +154,14 @@ fn landlock(losses: &mut Losses<'_>, host: &Host, view: &View) {
     if host.landlock_abi < 6 {
         losses.lose(Guarantee::SignalsConfined, format!("scoping of signals: {}", old(6)), "use Linux 6.12 or later");
     }
-    if let Some(hide) = view.hides.first() {
+    if host.uid == 0 {
+        losses.lose(
+            Guarantee::FilesWriteConfined,
+            "real root would enter: Landlock does not keep the owner of a file from changing its mode, setuid bit included",
+            "run as an ordinary user, or add --user NAME",
+        );
+    }
+    if let Some(hide) = view.hides.iter().find(|hide| hide.kind.is_some()) {
         losses.lose(
             Guarantee::FilesHidden,
             format!("Landlock cannot take {} out of a granted tree", ospath::escaped(&hide.path)),
@@ -171,7 +178,7 @@ fn landlock(losses: &mut Losses<'_>, host: &Host, view: &View) {
 }
 
 fn network(losses: &mut Losses<'_>, plan: &Plan) {
-    if let Network::Routes(_) = losses.policy.network {
+    if matches!(&losses.policy.network, Network::Routes(routes) if !routes.is_empty()) {
         losses.lose(
             Guarantee::NetworkMediated,
             "routes need the egress proxy, which this version does not have",

@@ -46,7 +46,7 @@ struct Leaf {
 }
 
 impl Cgroup {
-    /// Makes a control group with `limits`.
+    /// Makes a control group with `limits`, and removes what killed supervisors left beside it.
     ///
     /// # Errors
     /// The file that could not be written; `EOPNOTSUPP` when a limit has no controller here. Nothing is left behind.
@@ -55,6 +55,7 @@ impl Cgroup {
         if let Some(missing) = files::missing(&hierarchies, limits) {
             return Err(StepError::on(Step::Cgroup, missing, Errno::EOPNOTSUPP));
         }
+        sweep(access);
         let name = format!("{PREFIX}{}-{:08x}", std::process::id(), std::hash::RandomState::new().build_hasher().finish() as u32);
         let mut group = Self { leaves: Vec::with_capacity(hierarchies.len()) };
         for hierarchy in hierarchies {

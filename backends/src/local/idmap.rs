@@ -15,12 +15,7 @@ use crate::step::{At, Step, StepError};
 /// Detached trees by index of their mount step.
 pub fn trees(plan: &Plan) -> Result<Vec<(u32, OwnedFd)>, StepError> {
     let identity = plan.identity;
-    let user = OneUser {
-        uid: identity.uid,
-        gid: identity.gid,
-        host_uid: identity.host_uid,
-        host_gid: identity.host_gid,
-    };
+    let user = OneUser { uid: identity.uid, gid: identity.gid, host_uid: identity.host_uid, host_gid: identity.host_gid };
     let namespace = user_namespace(user).at(Step::IdMap)?;
     let mut trees = Vec::new();
     for (index, step) in (0..).zip(&plan.mounts) {

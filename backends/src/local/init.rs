@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use caps::{CapSet, Capability};
@@ -93,16 +95,18 @@ fn set_up(setup: &Setup, mut fds: Vec<OwnedFd>) -> Result<Init, StepError> {
         return Err(StepError::new(Step::Message, Errno::EBADMSG));
     }
     let handed = handed_fds.into_iter().zip(&setup.handed).map(|(fd, &writable)| Handed { fd, writable }).collect();
-    if namespaces {
-        root::enter(&setup.mounts, setup.trees.iter().map(|&i| i as usize).zip(fds).collect())?;
-    }
+    let private_devices = match namespaces {
+        true => root::enter(&setup.mounts, setup.trees.iter().map(|&i| i as usize).zip(fds).collect())?,
+        false => Vec::new(),
+    };
     let filter = setup.filter.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
-    let (spawner, listener) = Spawner::start(setup.landlock.clone(), handed, filter, setup.notify, namespaces)?;
-    if namespaces {
+    let capable = namespaces || nix::unistd::geteuid().is_root();
+    let (spawner, listener) = Spawner::start(setup.landlock.clone(), handed, filter, setup.notify, capable)?;
+    if capable {
         keep_only(&[Capability::CAP_SYS_PTRACE]).at(Step::Capabilities)?;
     }
     if let Some(listener) = listener {
-        start_broker(listener, setup)?;
+        start_broker(listener, setup, private_devices)?;
     }
     Ok(Init { tier: setup.tier, spawner, children, jobs: BTreeMap::new(), terminal: None, memory: setup.memory_watchdog })
 }
@@ -116,21 +120,32 @@ fn keep_only(wanted: &[Capability]) -> Result<(), Errno> {
     caps::set(None, CapSet::Permitted, &wanted).map_err(refused)
 }
 
-fn start_broker(listener: OwnedFd, setup: &Setup) -> Result<(), StepError> {
-    let own = |step: &MountStep| match step {
-        MountStep::Tmpfs { target, .. } | MountStep::Overlay { target, .. } => nix::sys::stat::stat(target).ok(),
-        _ => None,
-    };
+fn start_broker(listener: OwnedFd, setup: &Setup, private_devices: Vec<u64>) -> Result<(), StepError> {
+    let (in_writable, elsewhere): (Vec<PathBuf>, Vec<PathBuf>) =
+        setup.unix_connect.iter().cloned().partition(|path| lies_in_writable(path, &setup.mounts));
+    let open = |path: &PathBuf| openat(AT_FDCWD, path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).ok();
     let config = broker::BrokerConfig {
         own_network: setup.network == NetworkPlan::Private,
-        granted: setup.unix_connect.clone(),
-        private_devices: setup.mounts.iter().filter_map(own).map(|stat| stat.st_dev).collect(),
+        granted: elsewhere,
+        pinned: in_writable.iter().filter_map(open).collect(),
+        private_devices,
     };
-    std::thread::Builder::new()
-        .name("hermes-broker".to_owned())
-        .spawn(move || broker::run(listener, &config))
-        .map(drop)
-        .at(Step::Broker)
+    let (ready, outcome) = channel();
+    let serve = move || match broker::Broker::new(listener, &config) {
+        Ok(broker) => {
+            let _ = ready.send(Ok(()));
+            broker.serve();
+        }
+        Err(error) => drop(ready.send(Err(error))),
+    };
+    std::thread::Builder::new().name("hermes-broker".to_owned()).spawn(serve).at(Step::Thread)?;
+    outcome.recv().map_err(|_| StepError::new(Step::Broker, Errno::ESRCH))?
+}
+
+/// Could a job put another socket in the place of this one?
+fn lies_in_writable(path: &Path, mounts: &[MountStep]) -> bool {
+    let innermost = mounts.iter().filter(|step| path.starts_with(step.target())).max_by_key(|step| step.target().components().count());
+    !matches!(innermost, Some(MountStep::Bind { writable: false, .. }))
 }
 
 impl Init {
@@ -140,7 +155,8 @@ impl Init {
             let timeout = next_watch.map_or(PollTimeout::NONE, |at| {
                 PollTimeout::try_from(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
             });
-            let mut fds = [PollFd::new(channel.as_fd(), PollFlags::POLLIN), PollFd::new(self.children.as_fd(), PollFlags::POLLIN)];
+            let mut fds =
+                [PollFd::new(channel.as_fd(), PollFlags::POLLIN), PollFd::new(self.children.as_fd(), PollFlags::POLLIN)];
             match poll(&mut fds, timeout) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(_) => return self.end(),
@@ -270,8 +286,8 @@ impl Init {
     fn watch(&self, channel: &Channel) -> Option<Instant> {
         let limit = self.memory?;
         let resident = match self.tier {
-            Tier::Namespaces => watchdog::resident(std::path::Path::new("/proc")),
-            Tier::Landlock => tree::resident_of_descendants(),
+            Tier::Namespaces => watchdog::measure(Path::new("/proc"), limit),
+            Tier::Landlock => tree::memory_of_descendants(limit),
         };
         if resident > limit {
             self.kill_all();

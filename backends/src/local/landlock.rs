@@ -40,7 +40,8 @@ pub fn restrict(plan: &LandlockPlan, handed: &[Handed]) -> Result<(), StepError>
             Err(Errno::ENOENT) => continue,
             other => other.at_path(Step::Open, &rule.path)?,
         };
-        ruleset = add(ruleset, &fd, rights(rule.rights, abi)).map_err(|errno| StepError::on(Step::Landlock, &rule.path, errno))?;
+        ruleset =
+            add(ruleset, &fd, rights(rule.rights, abi)).map_err(|errno| StepError::on(Step::Landlock, &rule.path, errno))?;
     }
     if plan.handle_files {
         for file in handed {
@@ -53,7 +54,7 @@ pub fn restrict(plan: &LandlockPlan, handed: &[Handed]) -> Result<(), StepError>
 
 fn create(plan: &LandlockPlan, abi: ABI) -> Result<RulesetCreated, StepError> {
     let error = |_| StepError::new(Step::Landlock, Errno::last());
-    let mut ruleset = Ruleset::new().set_compatibility(CompatLevel::HardRequirement);
+    let mut ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
     if plan.handle_files {
         ruleset = ruleset.handle_access(files(abi)).map_err(error)?;
     }

@@ -184,7 +184,7 @@ fn start_init(plan: &Plan, control: &Channel, cgroups: &[BorrowedFd<'_>]) -> Res
             host_uid: identity.host_uid,
             host_gid: identity.host_gid,
         },
-        drop_root: nix::unistd::geteuid().is_root(),
+        drop_root: identity.idmap,
         capabilities: INIT_CAPABILITIES,
         cgroups: &cgroups.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>(),
     };

@@ -56,8 +56,9 @@ pub fn open_source(source: &Source) -> Result<OwnedFd, StepError> {
     Ok(fd)
 }
 
-/// Builds the tree that `steps` describe and makes it the root.
-pub fn enter(steps: &[MountStep], mut trees: Trees) -> Result<(), StepError> {
+/// Builds the tree that `steps` describe and makes it the root. Returns the device numbers of the file systems that were
+/// mounted new: no process outside can have bound a socket there.
+pub fn enter(steps: &[MountStep], mut trees: Trees) -> Result<Vec<u64>, StepError> {
     let root = c"/";
     mount(None::<&str>, root, None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).at(Step::Propagation)?;
     let prepared = prepare(steps, &mut trees)?;
@@ -65,7 +66,9 @@ pub fn enter(steps: &[MountStep], mut trees: Trees) -> Result<(), StepError> {
     for (step, source) in steps.iter().zip(prepared) {
         builder.apply(step, source)?;
     }
-    builder.pivot()
+    let own = builder.own.iter().copied().collect();
+    builder.pivot()?;
+    Ok(own)
 }
 
 /// What was opened for a step before the base is mounted over part of the old tree.
@@ -231,14 +234,7 @@ impl Builder {
         openat(parent.as_fd(), name(path)?, make, Mode::from_bits_truncate(0o444)).map(drop).at_path(Step::Create, path)
     }
 
-    fn tmpfs(
-        &mut self,
-        parent: &OwnedFd,
-        target: &Path,
-        size: Option<u64>,
-        mode: u32,
-        writable: bool,
-    ) -> Result<(), StepError> {
+    fn tmpfs(&mut self, parent: &OwnedFd, target: &Path, size: Option<u64>, mode: u32, writable: bool) -> Result<(), StepError> {
         self.make_directory(parent, target, 0o755)?;
         let mut options = format!("mode={mode:o}");
         if let Some(size) = size {
@@ -258,13 +254,7 @@ impl Builder {
     }
 
     /// An overlay whose upper layer is a tmpfs of its own, mounted first at the target and then covered.
-    fn overlay(
-        &mut self,
-        target: &Path,
-        size: Option<u64>,
-        whiteouts: &[PathBuf],
-        lower: Prepared,
-    ) -> Result<(), StepError> {
+    fn overlay(&mut self, target: &Path, size: Option<u64>, whiteouts: &[PathBuf], lower: Prepared) -> Result<(), StepError> {
         let parent = self.parent(target)?;
         self.tmpfs(&parent, target, size, 0o755, true)?;
         let scratch = self.directory(target)?;
@@ -330,7 +320,8 @@ impl Builder {
         let Some((file, dir)) = &self.masks else { return Err(StepError::on(Step::Create, target, Errno::EBADF)) };
         let tree = clone_tree(if directory { dir.as_fd() } else { file.as_fd() }, false).at_path(Step::Bind, target)?;
         let set = READ_ONLY | NO_SUID | NO_DEV | NO_EXEC;
-        set_attributes(tree.as_fd(), c"", Attributes { set, ..Attributes::default() }, false).at_path(Step::Attributes, target)?;
+        set_attributes(tree.as_fd(), c"", Attributes { set, ..Attributes::default() }, false)
+            .at_path(Step::Attributes, target)?;
         let name = c_path(name(target)?).at_path(Step::Attach, target)?;
         match attach(&tree, parent.as_fd(), &name) {
             // It has gone since it was looked at: nothing to hide.

@@ -64,7 +64,7 @@ pub fn kill_descendants() {
     }
 }
 
-/// Bytes of memory of everything below the calling process.
-pub fn resident_of_descendants() -> u64 {
-    descendants(getpid().as_raw(), &parents()).into_iter().map(watchdog::resident_of).sum()
+/// Bytes of memory of everything below the calling process, as exactly as the question "more than `limit`?" needs.
+pub fn memory_of_descendants(limit: u64) -> u64 {
+    watchdog::measure_of(descendants(getpid().as_raw(), &parents()), limit)
 }

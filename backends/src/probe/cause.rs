@@ -70,7 +70,8 @@ pub(super) fn name(error: &StepError, signs: &Signs) -> UsernsCause {
         (Step::Namespaces, _) if refused && signs.filtered => UsernsCause::Filter,
         (Step::Namespaces, _) if refused && signs.apparmor => UsernsCause::AppArmor,
         (Step::Namespaces, _) if refused && !signs.kernel_has_them => UsernsCause::Kernel,
-        (_, _) if refused && signs.filtered => UsernsCause::Filter,
+        // EPIPE stands for a child that was killed in the middle: a filter may do that instead of refusing.
+        (_, errno) if signs.filtered && (refused || errno == Errno::EPIPE) => UsernsCause::Filter,
         _ => UsernsCause::Other,
     }
 }
@@ -111,6 +112,7 @@ mod tests {
         assert_eq!(named(Step::Namespaces, Errno::EPERM, &Signs { switched_off: true, ..signs() }), UsernsCause::Sysctl);
         assert_eq!(named(Step::Namespaces, Errno::EPERM, &Signs::default()), UsernsCause::Kernel);
         assert_eq!(named(Step::Namespaces, Errno::EPERM, &signs()), UsernsCause::Other);
+        assert_eq!(named(Step::Namespaces, Errno::EPIPE, &Signs { filtered: true, ..signs() }), UsernsCause::Filter);
         assert_eq!(named(Step::Pivot, Errno::EINVAL, &signs()), UsernsCause::Other);
     }
 

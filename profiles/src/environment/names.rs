@@ -126,8 +126,61 @@ const CREDENTIAL_ENDS: &[&str] = &[
     "PRIVATEKEY",
 ];
 
-fn listed(sorted: &[&str], name: &[u8]) -> bool {
-    sorted.binary_search_by(|known| known.as_bytes().cmp(name)).is_ok()
+/// What a whole name means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Known,
+    Injecting,
+    Agent,
+}
+
+const SLOTS: usize = 1024;
+
+/// Whole names by hash, with linear probing. Built by the compiler: hundreds of names are looked up at every start.
+static TABLE: [Option<(&str, Class)>; SLOTS] = {
+    let mut table = [None; SLOTS];
+    let lists: [(&[&str], Class); 3] = [(KNOWN, Class::Known), (INJECTING, Class::Injecting), (AGENTS, Class::Agent)];
+    let mut list = 0;
+    while list < lists.len() {
+        let (names, class) = lists[list];
+        let mut at = 0;
+        while at < names.len() {
+            let mut slot = slot(names[at].as_bytes());
+            while table[slot].is_some() {
+                slot = (slot + 1) % SLOTS;
+            }
+            table[slot] = Some((names[at], class));
+            at += 1;
+        }
+        list += 1;
+    }
+    table
+};
+
+/// FNV-1a.
+pub(super) const fn hash(name: &[u8]) -> u64 {
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+    let mut at = 0;
+    while at < name.len() {
+        hash = (hash ^ name[at] as u64).wrapping_mul(0x0100_0000_01b3);
+        at += 1;
+    }
+    hash ^ (hash >> 32)
+}
+
+const fn slot(name: &[u8]) -> usize {
+    (hash(name) % SLOTS as u64) as usize
+}
+
+fn class(name: &[u8]) -> Option<Class> {
+    let mut slot = slot(name);
+    while let Some((known, class)) = TABLE[slot] {
+        if known.as_bytes() == name {
+            return Some(class);
+        }
+        slot = (slot + 1) % SLOTS;
+    }
+    None
 }
 
 fn starts(prefixes: &[&str], name: &[u8]) -> bool {
@@ -135,17 +188,17 @@ fn starts(prefixes: &[&str], name: &[u8]) -> bool {
 }
 
 pub(super) fn is_known(name: &[u8]) -> bool {
-    listed(KNOWN, name) || starts(KNOWN_PREFIXES, name)
+    class(name) == Some(Class::Known) || starts(KNOWN_PREFIXES, name)
 }
 
 pub(super) fn injects_code(name: &[u8]) -> bool {
     starts(INJECTING_PREFIXES, name)
         || INJECTING_SUFFIXES.iter().any(|suffix| name.ends_with(suffix.as_bytes()))
-        || listed(INJECTING, name)
+        || class(name) == Some(Class::Injecting)
 }
 
 pub(super) fn leads_to_agent(name: &[u8]) -> bool {
-    listed(AGENTS, name)
+    class(name) == Some(Class::Agent)
 }
 
 /// Splits at everything that is neither letter nor digit, and forgets digits at the end of a word.
@@ -174,10 +227,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_are_sorted() {
-        for table in [KNOWN, INJECTING, AGENTS, CREDENTIAL_WORDS] {
+    fn tables_are_sorted_and_found() {
+        for (table, wanted) in [(KNOWN, Class::Known), (INJECTING, Class::Injecting), (AGENTS, Class::Agent)] {
             assert!(table.is_sorted_by(|a, b| a < b), "{:?}", table.windows(2).find(|w| w[0] >= w[1]));
+            assert!(table.iter().all(|name| class(name.as_bytes()) == Some(wanted)));
         }
+        assert!(KNOWN.len() + INJECTING.len() + AGENTS.len() < SLOTS / 2);
+        assert_eq!(class(b""), None);
     }
 
     #[test]

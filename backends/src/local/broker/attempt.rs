@@ -2,24 +2,30 @@
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
-use super::BrokerConfig;
 use super::address::{LARGEST, UnixAddress, of_descriptor};
 use super::owner::Owners;
 use super::parked::{Connect, Interruption, Parked, Signals};
 use super::resolve::{Resolver, identify_link};
+use super::{BrokerConfig, Reason, Refusal};
 use crate::local::sys::notify::{
     Call, ERESTARTSYS, FileId, Listener, WakeTimer, connect, domain, network_cookie, pidfd_getfd, pidfd_open,
 };
 
-/// How long a connect may hold up the others before it is parked. One within a machine is done at once.
-const PATIENCE: Duration = Duration::from_micros(200);
+/// How long a first attempt may hold up the others before it is parked. One within a machine is done at once, so this
+/// is for the clock: a timer that expires after the scheduler's next tick costs nothing, an earlier one programs the
+/// hardware anew, which in a virtual machine takes longer than the whole connect.
+const PATIENCE: Duration = Duration::from_millis(5);
+/// The same when waiting is likely: for hosts elsewhere, and while others wait already.
+const PATIENCE_SHORT: Duration = Duration::from_micros(200);
 /// The same when it is tried again.
 const PATIENCE_AGAIN: Duration = Duration::from_micros(50);
 const TASKS: usize = 16;
@@ -41,6 +47,8 @@ pub(super) struct Worker {
     own_network: bool,
     /// Cookie and file of the network namespace that sockets must belong to.
     network: Option<(u64, FileId)>,
+    /// Where refusals are told.
+    pub(super) notes: Option<SyncSender<Refusal>>,
     /// Handles on the threads that called last.
     tasks: [Option<(libc::pid_t, OwnedFd)>; TASKS],
 }
@@ -56,12 +64,20 @@ impl Worker {
             owners: Owners::new(config)?,
             own_network: config.own_network,
             network: config.own_network.then(network).flatten(),
+            notes: None,
             tasks: [const { None }; TASKS],
         })
     }
 
     /// Does what the call asks for, if it may be done. The order of the checks is the kernel's (`__sys_connect`).
-    pub(super) fn attempt(&mut self, call: &Call, listener: &Listener, timer: &WakeTimer) -> Result<Progress, Errno> {
+    /// `crowd` says that other connects wait.
+    pub(super) fn attempt(
+        &mut self,
+        call: &Call,
+        listener: &Listener,
+        timer: &WakeTimer,
+        crowd: bool,
+    ) -> Result<Progress, Errno> {
         if call.number != libc::SYS_connect {
             return Err(Errno::ENOSYS);
         }
@@ -81,6 +97,7 @@ impl Worker {
         }
         let family = domain(socket.as_fd())?;
         if !self.is_of_this_network(call.tid, socket.as_fd()) {
+            self.note(call.tid, Reason::ForeignNetwork, address);
             return Err(Errno::EACCES);
         }
         let mut connect = Connect {
@@ -95,20 +112,28 @@ impl Worker {
             libc::AF_UNIX => match UnixAddress::parse(address) {
                 UnixAddress::Path(path) => {
                     let pin = self.resolver.pin(call.tid, path)?;
-                    self.owners.permit(&pin)?;
+                    if let Err(errno) = self.owners.permit(&pin) {
+                        if errno == Errno::EACCES {
+                            self.note(call.tid, Reason::HostSocket, path);
+                        }
+                        return Err(errno);
+                    }
                     connect.address = of_descriptor(pin.fd().as_raw_fd());
                     connect.pin = Some(pin);
                 }
                 // The names are those of the socket's network namespace. The answer is "nobody there": programs that
                 // try an abstract name first go on to the path then.
-                UnixAddress::Abstract if !self.own_network => return Err(Errno::ECONNREFUSED),
+                UnixAddress::Abstract if !self.own_network => {
+                    self.note(call.tid, Reason::AbstractName, address);
+                    return Err(Errno::ECONNREFUSED);
+                }
                 UnixAddress::Abstract | UnixAddress::Other => {}
             },
             // For netlink a connect is a default destination; init has no capability that the kernel asks for there.
             libc::AF_INET | libc::AF_INET6 | libc::AF_NETLINK => {}
             _ => return Err(Errno::EACCES),
         }
-        match bounded(&connect, timer, PATIENCE) {
+        match bounded(&connect, timer, self.patience(&connect, crowd)) {
             None => Ok(Progress::Waiting(connect)),
             Some(result) => result.map(|()| Progress::Done),
         }
@@ -138,6 +163,18 @@ impl Worker {
         }
     }
 
+    fn patience(&self, connect: &Connect, crowd: bool) -> Duration {
+        let blocks = || fcntl(&connect.socket, FcntlArg::F_GETFL).is_ok_and(|flags| flags & OFlag::O_NONBLOCK.bits() == 0);
+        if crowd || !self.own_network && connect.pollable && blocks() { PATIENCE_SHORT } else { PATIENCE }
+    }
+
+    fn note(&self, tid: libc::pid_t, reason: Reason, name: &[u8]) {
+        if let Some(notes) = &self.notes {
+            // Nobody may hold up the loop: what the reader has no room for is lost.
+            let _ = notes.try_send(Refusal { tid, reason, name: name.to_vec() });
+        }
+    }
+
     /// A duplicate of the job's descriptor.
     fn take(&mut self, tid: libc::pid_t, fd: i32) -> Result<OwnedFd, Errno> {
         let slot = self.tasks.get_mut(tid.unsigned_abs() as usize % TASKS).ok_or(Errno::EACCES)?;
@@ -148,8 +185,15 @@ impl Worker {
                 result => return result.map_err(refusal),
             }
         }
-        let (_, task) = slot.insert((tid, open_task(tid).map_err(refusal)?));
-        pidfd_getfd(task.as_fd(), fd).map_err(refusal)
+        match pidfd_open(tid, true) {
+            Ok(task) => {
+                let (_, task) = slot.insert((tid, task));
+                pidfd_getfd(task.as_fd(), fd).map_err(refusal)
+            }
+            // Not kept: the process may outlive the thread, whose id then means another one.
+            Err(Errno::EINVAL) => open_process_of(tid).and_then(|it| pidfd_getfd(it.as_fd(), fd)).map_err(refusal),
+            Err(errno) => Err(refusal(errno)),
+        }
     }
 
     /// A socket of a network namespace outside must have been handed in by somebody there, and is none of our business.
@@ -170,16 +214,12 @@ fn refusal(errno: Errno) -> Errno {
     }
 }
 
-/// A handle on a thread, or before Linux 6.9 on its process: only threads that share no descriptor table would differ.
-fn open_task(tid: libc::pid_t) -> Result<OwnedFd, Errno> {
-    match pidfd_open(tid, true) {
-        Err(Errno::EINVAL) => {
-            let status = std::fs::read_to_string(format!("/proc/{tid}/status")).map_err(|_| Errno::ESRCH)?;
-            let leader = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
-            pidfd_open(leader.ok_or(Errno::ESRCH)?, false)
-        }
-        result => result,
-    }
+/// A handle on the process of a thread, for kernels before 6.9, which have none for threads. It differs only for a thread
+/// that left its process's descriptor table.
+fn open_process_of(tid: libc::pid_t) -> Result<OwnedFd, Errno> {
+    let status = std::fs::read_to_string(format!("/proc/{tid}/status")).map_err(|_| Errno::ESRCH)?;
+    let leader = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+    pidfd_open(leader.ok_or(Errno::ESRCH)?, false)
 }
 
 fn read_memory(tid: libc::pid_t, pointer: u64, into: &mut [u8]) -> Result<(), Errno> {
@@ -201,5 +241,38 @@ fn bounded(it: &Connect, timer: &WakeTimer, patience: Duration) -> Option<Result
     match timer.interrupting(patience, || connect(it.socket.as_fd(), &it.address)) {
         Err(Errno::EINTR) => None,
         result => Some(result),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::{Read, Write};
+
+    use super::*;
+
+    #[test]
+    fn without_handles_on_threads_the_process_will_do() {
+        let (mut read, write) = std::io::pipe().unwrap();
+        let tid = std::thread::spawn(|| nix::unistd::gettid().as_raw());
+        let task = open_process_of(nix::unistd::gettid().as_raw()).unwrap();
+        let copy = pidfd_getfd(task.as_fd(), write.as_raw_fd()).unwrap();
+        drop(write);
+        std::fs::File::from(copy).write_all(b"x").unwrap();
+        read.read_exact(&mut [0]).unwrap();
+        let gone = tid.join().unwrap();
+        assert!(open_process_of(gone).is_err());
+        assert!(open_process_of(0).is_err());
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_a_bad_address() {
+        let tid = nix::unistd::gettid().as_raw();
+        assert_eq!(read_memory(tid, 8, &mut [0; 4]), Err(Errno::EFAULT));
+        assert_eq!(read_memory(tid, u64::MAX, &mut [0; 4]), Err(Errno::EFAULT));
+        assert_eq!(read_memory(tid, 0, &mut []), Ok(()));
+        let mut into = [0; 3];
+        assert_eq!(read_memory(tid, b"abc".as_ptr() as u64, &mut into), Ok(()));
+        assert_eq!(&into, b"abc");
     }
 }

@@ -8,6 +8,9 @@
 //!
 //! Visible differences: `SO_PEERCRED` at the server shows init's pid, with the job's uid and gid. A path of the form
 //! `/proc/NUMBER/fd/...` is refused (`ELOOP`), `/proc/self/fd/...` works.
+//!
+//! A file system whose server does not answer can hold up the loop while a path on it is resolved, and so can memory
+//! mapped from it that holds an address. That hurts the connects of the same sandbox, nothing else.
 
 mod address;
 mod attempt;
@@ -18,6 +21,7 @@ mod resolve;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -34,7 +38,7 @@ const TRIES_PER_ROUND: usize = 8;
 const ROUND: Duration = Duration::from_millis(100);
 
 /// What the broker may let through.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct BrokerConfig {
     /// The sandbox has its own network namespace, the one that the broker runs in. It tells the sandbox's own sockets
     /// from the host's. Without it a path is inside only on [`Self::private_devices`], and abstract names are refused.
@@ -42,9 +46,41 @@ pub struct BrokerConfig {
     /// Sockets of the host that may be reached, as seen from inside. They are looked up at each connect, so that a
     /// service may start again; hence jobs must not be able to write the directories they lie in.
     pub granted: Vec<PathBuf>,
+    /// Sockets of the host that may be reached, opened O_PATH at the start: those in directories that jobs may write,
+    /// where another socket could be put in their place.
+    pub pinned: Vec<OwnedFd>,
     /// `st_dev` of the file systems that the sandbox itself mounted and in which no process outside can bind a socket:
-    /// its tmpfs and overlay mounts.
+    /// its tmpfs and overlay mounts. Take each number from the mount itself when it is made: a path can be covered by a later
+    /// mount, and a number of a host file system here would open every socket on it.
     pub private_devices: Vec<u64>,
+}
+
+/// Why the broker, and not the kernel, refused a connect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// A live socket that was bound outside and is not granted: `EACCES`.
+    HostSocket,
+    /// An abstract name where the sandbox shares the host's network namespace: `ECONNREFUSED`.
+    AbstractName,
+    /// A socket made in a network namespace outside and handed in: `EACCES`.
+    ForeignNetwork,
+}
+
+/// A connect that was refused. What it holds comes from inside: escape it before it is shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The thread that called, as seen from inside.
+    pub tid: i32,
+    /// Why.
+    pub reason: Reason,
+    /// The path as the job gave it (at most 108 bytes); for the other reasons the whole address.
+    pub name: Vec<u8>,
+}
+
+/// Whether this machine can tell the sockets of a network namespace (`unix_diag`). Without it a sandbox with an own
+/// network is no better off than one without: only sockets on private devices are reached by path.
+pub fn sees_sockets() -> bool {
+    diag::Diag::open().is_ok_and(|mut diag| diag.knows(diag::VfsId::new(0, 0), diag::LISTENING).is_ok())
 }
 
 /// Serves the listener until no task is left under its filter. See [`Broker`].
@@ -81,6 +117,13 @@ impl Broker {
             worker: Worker::new(config).at(Step::Broker)?,
             parked: Vec::with_capacity(MOST),
         })
+    }
+
+    /// Tells refusals to `notes`. They are dropped, never waited for, when the channel is full.
+    #[must_use]
+    pub fn tell(mut self, notes: SyncSender<Refusal>) -> Self {
+        self.worker.notes = Some(notes);
+        self
     }
 
     /// Serves until no task is left under the filter, or the listener fails.
@@ -156,7 +199,7 @@ impl Broker {
     }
 
     fn handle(&mut self, call: &Call) {
-        let answer = match self.worker.attempt(call, &self.listener, &self.timer) {
+        let answer = match self.worker.attempt(call, &self.listener, &self.timer, !self.parked.is_empty()) {
             Ok(Progress::Done) => 0,
             Ok(Progress::Waiting(connect)) if self.parked.len() < MOST => {
                 self.parked.push(Parked::new(connect, Instant::now()));

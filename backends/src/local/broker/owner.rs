@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use nix::errno::Errno;
+use nix::sys::stat::fstat;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::time::{ClockId, clock_gettime};
 
@@ -24,6 +25,7 @@ pub(super) struct Owners {
     diag: Option<Diag>,
     private_devices: Vec<u64>,
     granted: Vec<CString>,
+    pinned: Vec<(u64, u64, OwnedFd)>,
     /// An inode is bound once in its life, so "own" stays true while a pin keeps its number from being given again.
     known: [Option<(u64, u64, OwnedFd)>; SLOTS],
     started: (i64, u32),
@@ -37,6 +39,7 @@ impl Owners {
             diag: config.own_network.then(Diag::open).transpose()?,
             private_devices: config.private_devices.clone(),
             granted: config.granted.iter().filter_map(|path| c_path(path)).collect(),
+            pinned: config.pinned.iter().filter_map(pinned).collect(),
             known: [const { None }; SLOTS],
             started: (now.tv_sec(), now.tv_nsec().try_into().unwrap_or(0)),
         })
@@ -72,7 +75,7 @@ impl Owners {
 
     fn is_granted(&self, id: &FileId) -> bool {
         let same = |path: &CString| identify(None, path).is_ok_and(|it| (it.device, it.inode) == (id.device, id.inode));
-        self.granted.iter().any(same)
+        self.pinned.iter().any(|(device, inode, _)| (*device, *inode) == (id.device, id.inode)) || self.granted.iter().any(same)
     }
 
     /// Asks unix_diag. Its inode numbers are cut to 32 bits, and btrfs gives the same ones in every subvolume of one
@@ -117,3 +120,10 @@ fn is_alive(pin: &Pin) -> bool {
     let address = of_descriptor(pin.fd().as_raw_fd());
     connect(std::os::fd::AsFd::as_fd(&scratch), &address) != Err(Errno::ECONNREFUSED)
 }
+
+/// A copy of a descriptor with what it names; held, so that the inode's number is not given again.
+fn pinned(fd: &OwnedFd) -> Option<(u64, u64, OwnedFd)> {
+    let stat = fstat(fd).ok()?;
+    Some((stat.st_dev, stat.st_ino, fd.try_clone().ok()?))
+}
+

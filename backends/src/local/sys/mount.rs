@@ -69,14 +69,7 @@ pub fn attach(tree: impl AsFd, directory: BorrowedFd<'_>, target: &CStr) -> Resu
     }
     // SAFETY: both paths are NUL-terminated and both descriptors are open for the call.
     let result = unsafe {
-        libc::syscall(
-            libc::SYS_move_mount,
-            tree.as_fd().as_raw_fd(),
-            c"".as_ptr(),
-            directory.as_raw_fd(),
-            target.as_ptr(),
-            flags,
-        )
+        libc::syscall(libc::SYS_move_mount, tree.as_fd().as_raw_fd(), c"".as_ptr(), directory.as_raw_fd(), target.as_ptr(), flags)
     };
     Errno::result(result).map(drop)
 }

@@ -348,9 +348,13 @@ fn job_steps(child: &mut JobChild<'_>) -> Failure {
             return fail(Step::WorkingDirectory, errno);
         }
         for (resource, limit) in spec.limits {
-            if let Err(errno) =
-                sys(libc::syscall(libc::SYS_prlimit64, 0, *resource, std::ptr::from_ref(limit), std::ptr::null_mut::<libc::rlimit>()))
-            {
+            if let Err(errno) = sys(libc::syscall(
+                libc::SYS_prlimit64,
+                0,
+                *resource,
+                std::ptr::from_ref(limit),
+                std::ptr::null_mut::<libc::rlimit>(),
+            )) {
                 return fail(Step::Limits, errno);
             }
         }
@@ -402,6 +406,8 @@ pub fn user_namespace(user: OneUser) -> Result<std::os::fd::OwnedFd, Errno> {
     use nix::sys::stat::Mode;
 
     extern "C" fn wait_to_be_killed(_: *mut libc::c_void) -> libc::c_int {
+        // SAFETY: integers.
+        unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
         loop {
             // SAFETY: no arguments.
             unsafe { libc::syscall(libc::SYS_rt_sigsuspend, &0u64, 8) };

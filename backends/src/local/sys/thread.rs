@@ -12,10 +12,8 @@ pub fn close_from(first: u32) -> Result<(), Errno> {
 
 /// Loads a seccomp filter for the calling thread; with `listener` its notifications go to the returned descriptor.
 pub fn load_filter(program: &[libc::sock_filter], listener: bool) -> Result<Option<OwnedFd>, Errno> {
-    let prog = libc::sock_fprog {
-        len: u16::try_from(program.len()).map_err(|_| Errno::EINVAL)?,
-        filter: program.as_ptr().cast_mut(),
-    };
+    let prog =
+        libc::sock_fprog { len: u16::try_from(program.len()).map_err(|_| Errno::EINVAL)?, filter: program.as_ptr().cast_mut() };
     let load = |flags: libc::c_ulong| {
         // SAFETY: `prog` points at `program`, which outlives the call; the kernel only reads it.
         Errno::result(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const prog) })

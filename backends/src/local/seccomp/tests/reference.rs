@@ -41,7 +41,7 @@ impl Reference {
 
     pub(super) fn verdict(&self, call: Call) -> Verdict {
         assert_eq!(call.architecture, self.arch.audit());
-        let matching = self.filters.iter().position(|filter| run(filter, call) == MATCH.into());
+        let matching = self.filters.iter().position(|filter| run(filter, call) == u32::from(MATCH));
         match (self.outcomes.get(&call.number), matching) {
             (Some(outcomes), Some(place)) => outcomes[place],
             (Some(outcomes), None) => *outcomes.last().unwrap(),

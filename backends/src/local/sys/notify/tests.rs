@@ -11,33 +11,53 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::mpsc::sync_channel;
+use std::time::Instant;
 
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::Signal;
+use nix::sys::socket::{AddressFamily as Family, SockType};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getgid, getuid, pipe};
 
 use super::*;
-use crate::local::broker::{BrokerConfig, run};
+use crate::local::broker::{Broker, BrokerConfig, Reason, Refusal};
 
 const PART: &str = "BROKER_TEST_PART";
 const NAME: &str = "BROKER_TEST_NAME";
 const CANNOT: i32 = 77;
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// Plays a part in a process of its own and asserts that every check of it passed.
 fn play(part: &str) {
-    let this = std::env::current_exe().unwrap();
-    let output = Command::new(this)
+    let said = tempfile::NamedTempFile::new().unwrap();
+    let mut process = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "local::sys::notify::tests::part", "--ignored", "--nocapture", "--test-threads=1"])
         .env(PART, part)
         .env(NAME, format!("{}-{part}", std::process::id()))
-        .output()
+        .stdin(std::process::Stdio::null())
+        .stdout(said.reopen().unwrap())
+        .stderr(said.reopen().unwrap())
+        .spawn()
         .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    println!("{text}{}", String::from_utf8_lossy(&output.stderr));
-    match output.status.code() {
-        Some(0) => assert!(text.contains("\nend of part"), "the part ended early"),
+    let start = Instant::now();
+    let status = loop {
+        match process.try_wait().unwrap() {
+            Some(status) => break status.code(),
+            None if start.elapsed() > LONGEST => {
+                // The rest of the play dies with its parent.
+                process.kill().unwrap();
+                break process.wait().unwrap().code();
+            }
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    let text = std::fs::read_to_string(said.path()).unwrap();
+    println!("{text}");
+    match status {
+        Some(0) => assert!(text.contains("\nend of part"), "{part}: ended early"),
         Some(CANNOT) => println!("skipped: {part}: no user namespaces, or no /proc in them, on this machine"),
         other => panic!("{part}: {other:?}"),
     }
@@ -95,7 +115,11 @@ fn costs() {
 #[ignore = "played by the other tests"]
 fn part() {
     let Ok(part) = std::env::var(PART) else { return };
-    let code = if let Some(path) = part.strip_prefix("undumpable:") { job::undumpable(path) } else { host(&part) };
+    let code = match part.split_once(':') {
+        Some(("undumpable", path)) => job::undumpable(path),
+        Some(("nested", dir)) => wait_for(child(|| job::nested(Path::new(dir)))),
+        _ => host(&part),
+    };
     exit(code);
 }
 
@@ -127,6 +151,8 @@ fn wait_for(child: Pid) -> i32 {
 /// What lies in the directory that host and sandbox share.
 struct Stage {
     dir: PathBuf,
+    /// A unix and a UDP socket made in the network namespace outside, as if handed in.
+    foreign: [OwnedFd; 2],
 }
 
 impl Stage {
@@ -138,8 +164,12 @@ impl Stage {
 /// The host's side: sockets in a directory that the sandbox sees, and the sandbox's outer process.
 fn host(part: &str) -> i32 {
     let dir = tempfile::Builder::new().prefix("broker").tempdir_in("/tmp").unwrap();
-    let stage = Stage { dir: dir.path().to_owned() };
-    std::fs::create_dir(stage.path("private")).unwrap();
+    let foreign = [job::open(Family::Unix, SockType::Stream), job::open(Family::Inet, SockType::Datagram)];
+    let stage = Stage { dir: dir.path().to_owned(), foreign };
+    for name in ["private", "lower", "overlay"] {
+        std::fs::create_dir(stage.path(name)).unwrap();
+    }
+    let _lower = UnixListener::bind(stage.path("lower/host.sock")).unwrap();
     let _listener = UnixListener::bind(stage.path("host.sock")).unwrap();
     let _datagram = UnixDatagram::bind(stage.path("host-dgram.sock")).unwrap();
     let _granted = UnixListener::bind(stage.path("granted.sock")).unwrap();
@@ -157,6 +187,7 @@ fn host_name() -> Vec<u8> {
 }
 
 fn outer(part: &str, stage: &Stage, port: u16) -> i32 {
+    die_with_parent();
     let (uid, gid) = (getuid(), getgid());
     let mut spaces = CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID;
     if part != "host-network" {
@@ -178,7 +209,18 @@ fn mounted(stage: &Stage) -> nix::Result<()> {
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
     mount(Some(&stage.dir), &stage.dir, none, MsFlags::MS_BIND, none)?;
     mount(Some("tmpfs"), &stage.path("private"), Some("tmpfs"), MsFlags::empty(), none)?;
+    // Not every kernel lets a user namespace do this; the checks look for the socket of the lower layer.
+    let _ = overlay(stage);
     mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none)
+}
+
+fn overlay(stage: &Stage) -> nix::Result<()> {
+    for name in ["private/upper", "private/work"] {
+        std::fs::create_dir(stage.path(name)).map_err(|_| Errno::EIO)?;
+    }
+    let dir = stage.dir.display();
+    let layers = format!("userxattr,lowerdir={dir}/lower,upperdir={dir}/private/upper,workdir={dir}/private/work");
+    mount(Some("overlay"), &stage.path("overlay"), Some("overlay"), MsFlags::empty(), Some(layers.as_str()))
 }
 
 fn raise_loopback() {
@@ -196,6 +238,7 @@ fn raise_loopback() {
 
 /// Pid 1 of the sandbox.
 fn init(part: &str, stage: &Stage, port: u16) -> i32 {
+    die_with_parent();
     if mounted(stage).is_err() {
         return CANNOT;
     }
@@ -214,21 +257,27 @@ fn init(part: &str, stage: &Stage, port: u16) -> i32 {
         println!("\nend of part");
         code
     });
+    // As the real one; not before the fork, since a job of this mm would stay out of reach (see `CAP_SYS_PTRACE`).
+    nix::sys::prctl::set_dumpable(false).unwrap();
     drop(to_init);
     let mut number = [0; 4];
     if std::fs::File::from(from_job).read_exact(&mut number).is_ok() {
         let task = pidfd_open(job.as_raw(), false).unwrap();
         let listener = pidfd_getfd(task.as_fd(), i32::from_ne_bytes(number)).unwrap();
-        let inside = identify(None, job::c_path(&stage.path("private")).as_c_str()).unwrap();
-        let private_devices = if part == "rules" { vec![] } else { vec![inside.device] };
-        let config = BrokerConfig { own_network, granted: vec![stage.path("granted.sock")], private_devices };
+        let device = |name| identify(None, job::c_path(&stage.path(name)).as_c_str()).unwrap().device;
+        let private_devices = if part == "rules" { vec![] } else { vec![device("private"), device("overlay")] };
+        let config = BrokerConfig { own_network, granted: vec![stage.path("granted.sock")], private_devices, ..Default::default() };
         std::fs::File::from(to_job).write_all(b"k").unwrap();
-        let broker = std::thread::spawn(move || run(listener, &config));
-        let code = wait_for(job);
+        let (notes, refusals) = sync_channel(100);
+        let broker = std::thread::spawn(move || Broker::new(listener, &config).map(|it| it.tell(notes).serve()));
+        let mut code = wait_for(job);
+        if let "rules" | "host-network" = part {
+            code += job::told(stage, &refusals.try_iter().collect::<Vec<_>>());
+        }
         if part == "end" {
             // Orphans of the job are ours.
             while waitpid(None, None).is_ok() {}
-            let start = std::time::Instant::now();
+            let start = Instant::now();
             while !broker.is_finished() && start.elapsed() < Duration::from_secs(2) {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -282,4 +331,9 @@ fn filter_connect() -> OwnedFd {
         let fd = libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program);
         OwnedFd::from_raw_fd(i32::try_from(Errno::result(fd).unwrap()).unwrap())
     }
+}
+
+/// Pid 1's end is the end of all that is inside.
+fn die_with_parent() {
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).unwrap();
 }

@@ -1,12 +1,12 @@
 //! What the job of each part does.
 
+mod races;
+mod waits;
+
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::time::Instant;
 
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, sigaction};
-use nix::sys::socket::{self, AddressFamily as Family, Backlog, SockFlag, SockType, UnixAddr};
+use nix::sys::socket::{self, Backlog, SockFlag, UnixAddr};
 
 use super::*;
 
@@ -28,7 +28,7 @@ pub(super) fn listen_abstract(name: &[u8]) -> OwnedFd {
     fd
 }
 
-fn open(family: Family, kind: SockType) -> OwnedFd {
+pub(super) fn open(family: Family, kind: SockType) -> OwnedFd {
     socket::socket(family, kind, SockFlag::SOCK_CLOEXEC, None).unwrap()
 }
 
@@ -90,11 +90,11 @@ pub(super) fn act(part: &str, stage: &Stage, port: u16, hand_over: &mut dyn FnMu
     match part {
         "rules" => rules(&mut checks, stage, hand_over),
         "errors" => errors(&mut checks, stage, hand_over),
-        "waiting" => waiting(&mut checks, stage, hand_over),
-        "inet" => inet(&mut checks, hand_over),
+        "waiting" => waits::waiting(&mut checks, stage, hand_over),
+        "inet" => waits::inet(&mut checks, hand_over),
         "host-network" => host_network(&mut checks, stage, port, hand_over),
-        "race-socket" => race_socket(&mut checks, stage, hand_over),
-        "race-address" => race_address(&mut checks, stage, hand_over),
+        "race-socket" => races::race_socket(&mut checks, stage, hand_over),
+        "race-address" => races::race_address(&mut checks, stage, hand_over),
         "end" => {
             hand_over();
             child(|| {
@@ -102,8 +102,8 @@ pub(super) fn act(part: &str, stage: &Stage, port: u16, hand_over: &mut dyn FnMu
                 0
             });
         }
-        "costs-plain" => costs(stage, &mut || {}),
-        "costs" => costs(stage, hand_over),
+        "costs-plain" => races::costs(stage, &mut || {}),
+        "costs" => races::costs(stage, hand_over),
         _ => checks.holds("a known part", false),
     }
     checks.failed
@@ -191,13 +191,59 @@ fn rules(checks: &mut Checks, stage: &Stage, hand_over: &mut dyn FnMut()) {
     std::fs::rename(p("linked-host"), p("in.sock")).unwrap();
     checks.is("the host's socket under the name of an own one", dial(STREAM, p("in.sock")), refused);
 
-    let part = format!("undumpable:{}", p("private/s").display());
-    let status = Command::new(std::env::current_exe().unwrap())
+    in_the_overlay(checks, stage);
+    let [unix, udp] = &stage.foreign;
+    checks.is("a unix socket of a network outside", to(unix, &p("private/s")), refused);
+    checks.is("a UDP socket of a network outside", connect(udp.as_fd(), &loopback(9)), refused);
+    checks.holds("a job that is not dumpable reaches its own socket", exec(&format!("undumpable:{}", p("private/s").display())));
+    std::os::unix::fs::symlink("/private/s", p("rooted")).unwrap();
+    checks.holds("a job in another root", exec(&format!("nested:{}", stage.dir.display())));
+}
+
+/// On an overlay st_dev is not the superblock's, and the sockets of its lower layer are other files than the host's.
+fn in_the_overlay(checks: &mut Checks, stage: &Stage) {
+    if !stage.path("overlay/host.sock").exists() {
+        println!("# skipped: no overlay in a user namespace");
+        return;
+    }
+    let _own = bind(STREAM, &stage.path("overlay/own.sock"), 5);
+    checks.is("own on an overlay", dial(STREAM, stage.path("overlay/own.sock")), OK);
+    checks.is("host on an overlay's lower layer", dial(STREAM, stage.path("overlay/host.sock")), Err(Errno::ECONNREFUSED));
+    checks.is("host on the layer itself", dial(STREAM, stage.path("lower/host.sock")), Err(Errno::EACCES));
+}
+
+/// The refusals that the broker told.
+pub(super) fn told(stage: &Stage, refusals: &[Refusal]) -> i32 {
+    let host = stage.path("host.sock");
+    let of_path = |r: &Refusal| r.reason == Reason::HostSocket && r.name == host.as_os_str().as_bytes() && r.tid > 0;
+    let other = |r: &Refusal| matches!(r.reason, Reason::AbstractName | Reason::ForeignNetwork);
+    report("refusals are told", refusals.iter().any(of_path) && refusals.iter().any(other))
+}
+
+/// Plays a part in a program of its own, still under the filter.
+fn exec(part: &str) -> bool {
+    Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "local::sys::notify::tests::part", "--ignored", "--nocapture", "--test-threads=1"])
         .env(PART, part)
         .status()
-        .unwrap();
-    checks.holds("a job that is not dumpable reaches its own socket", status.success());
+        .unwrap()
+        .success()
+}
+
+/// A sandbox inside the sandbox, with the shared directory as its root.
+pub(super) fn nested(dir: &Path) -> i32 {
+    let mut checks = Checks { failed: 0 };
+    checks.holds("namespaces inside", unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).is_ok());
+    nix::unistd::chroot(dir).unwrap();
+    std::env::set_current_dir("/private").unwrap();
+    checks.is("own, absolute in another root", dial(STREAM, "/private/s"), OK);
+    checks.is("own, by an absolute symlink in another root", dial(STREAM, "/rooted"), OK);
+    checks.is("own, above another root", dial(STREAM, "/../../private/s"), OK);
+    checks.is("own, relative in another root", dial(STREAM, "s"), OK);
+    checks.is("host, absolute in another root", dial(STREAM, "/host.sock"), Err(Errno::EACCES));
+    checks.is("outside of the working directory in another root", dial(STREAM, "../private/s"), Err(Errno::EACCES));
+    checks.is("missing in another root", dial(STREAM, "/tmp"), Err(Errno::ENOENT));
+    checks.failed
 }
 
 pub(super) fn undumpable(path: &str) -> i32 {
@@ -281,187 +327,6 @@ fn probe_errors(stage: &Stage) -> Vec<(&'static str, Answer)> {
     ]
 }
 
-extern "C" fn heard(_: libc::c_int) {}
-
-fn alarm_in(ms: i64, flags: SaFlags) {
-    let action = SigAction::new(SigHandler::Handler(heard), flags, SigSet::empty());
-    // SAFETY: the handler does nothing.
-    unsafe { sigaction(Signal::SIGALRM, &action) }.unwrap();
-    let zero = libc::timeval { tv_sec: 0, tv_usec: 0 };
-    let value = libc::itimerval { it_interval: zero, it_value: libc::timeval { tv_sec: 0, tv_usec: ms * 1000 } };
-    // SAFETY: `value` outlives the call.
-    unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const value, ptr::null_mut()) };
-}
-
-fn ms(start: Instant) -> u128 {
-    start.elapsed().as_millis()
-}
-
-fn waiting(checks: &mut Checks, stage: &Stage, hand_over: &mut dyn FnMut()) {
-    let p = |name: &str| stage.path(name);
-    let _listener = bind(STREAM, &p("in.sock"), 100);
-    let full = bind(STREAM, &p("full.sock"), 0);
-    hand_over();
-    let _fills = open(Family::Unix, STREAM);
-    checks.is("the backlog takes one", to(&_fills, &p("full.sock")), OK);
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let fd = socket::socket(Family::Unix, STREAM, flags, None).unwrap();
-    checks.is("full backlog, non-blocking", to(&fd, &p("full.sock")), Err(Errno::EAGAIN));
-
-    let other = child(|| {
-        std::thread::sleep(Duration::from_millis(60));
-        let start = Instant::now();
-        let meanwhile = dial(STREAM, p("in.sock"));
-        println!("# a connect while another waits: {} us", start.elapsed().as_micros());
-        std::thread::sleep(Duration::from_millis(60));
-        drop(socket::accept(&full));
-        report("another connect meanwhile", meanwhile == OK && start.elapsed() < Duration::from_millis(200))
-    });
-    let start = Instant::now();
-    checks.is("full backlog, waits for accept", dial(STREAM, p("full.sock")), OK);
-    println!("# waited {} ms for 120", ms(start));
-    checks.failed += wait_for(other);
-
-    let _fills = open(Family::Unix, STREAM);
-    let _ = to(&_fills, &p("full.sock"));
-    let start = Instant::now();
-    alarm_in(50, SaFlags::empty());
-    checks.is("a signal interrupts", dial(STREAM, p("full.sock")), Err(Errno::EINTR));
-    checks.holds("  in time", (40..250).contains(&ms(start)));
-
-    let other = child(|| {
-        std::thread::sleep(Duration::from_millis(150));
-        i32::from(socket::accept(&full).is_err())
-    });
-    let start = Instant::now();
-    alarm_in(50, SaFlags::SA_RESTART);
-    checks.is("a handler with SA_RESTART restarts", dial(STREAM, p("full.sock")), OK);
-    checks.holds("  after the server accepted", (130..600).contains(&ms(start)));
-    checks.failed += wait_for(other);
-
-    let _fills = open(Family::Unix, STREAM);
-    let _ = to(&_fills, &p("full.sock"));
-    let fd = open(Family::Unix, STREAM);
-    let limit = nix::sys::time::TimeVal::new(0, 80_000);
-    socket::setsockopt(&fd, socket::sockopt::SendTimeout, &limit).unwrap();
-    let start = Instant::now();
-    checks.is("SO_SNDTIMEO ends the wait", to(&fd, &p("full.sock")), Err(Errno::EAGAIN));
-    checks.holds("  in time", (75..250).contains(&ms(start)));
-
-    let parked = child(|| i32::from(dial(STREAM, p("full.sock")).is_ok()));
-    std::thread::sleep(Duration::from_millis(40));
-    let start = Instant::now();
-    kill(parked, Signal::SIGKILL).unwrap();
-    let status = waitpid(parked, None).unwrap();
-    println!("# SIGKILL of a waiting job: {} us", start.elapsed().as_micros());
-    checks.holds("SIGKILL ends a waiting job at once", matches!(status, WaitStatus::Signaled(..)) && ms(start) < 50);
-    let parked = child(|| i32::from(dial(STREAM, p("full.sock")).is_ok()));
-    std::thread::sleep(Duration::from_millis(40));
-    let start = Instant::now();
-    kill(parked, Signal::SIGTERM).unwrap();
-    let status = waitpid(parked, None).unwrap();
-    checks.holds("and so does SIGTERM", matches!(status, WaitStatus::Signaled(..)) && ms(start) < 150);
-
-    let crowd: Vec<Pid> = (0..80).map(|_| child(|| crowd_member(&p("full.sock")))).collect();
-    std::thread::sleep(Duration::from_millis(300));
-    let start = Instant::now();
-    checks.is("a connect while 64 wait", dial(STREAM, p("in.sock")), OK);
-    println!("# a connect while 64 wait: {} us", start.elapsed().as_micros());
-    checks.holds("  is not held up", ms(start) < 100);
-    let mut turned_away = 0;
-    for member in crowd {
-        let _ = kill(member, Signal::SIGKILL);
-        turned_away += usize::from(waitpid(member, None) == Ok(WaitStatus::Exited(member, 11)));
-    }
-    checks.holds(&format!("16 too many are turned away ({turned_away})"), turned_away == 16);
-    std::thread::sleep(Duration::from_millis(150));
-    checks.is("and all is well after", dial(STREAM, p("in.sock")), OK);
-    threads_and_signals(checks, &p("full.sock"));
-}
-
-fn crowd_member(path: &Path) -> i32 {
-    match dial(STREAM, path) {
-        Err(Errno::EAGAIN) => 11,
-        Ok(()) => 1,
-        Err(errno) => errno as i32,
-    }
-}
-
-/// A signal to a process of two threads, while the one that could take it waits in connect.
-fn threads_and_signals(checks: &mut Checks, full: &Path) {
-    let mut set = SigSet::empty();
-    set.add(Signal::SIGALRM);
-    let start = Instant::now();
-    let answer = std::thread::scope(|s| {
-        let waiting = s.spawn(|| dial(STREAM, full));
-        std::thread::sleep(Duration::from_millis(20));
-        set.thread_block().unwrap();
-        alarm_in(30, SaFlags::empty());
-        waiting.join().unwrap()
-    });
-    checks.is("a signal interrupts a thread of several", answer, Err(Errno::EINTR));
-    checks.holds("  in time", (40..300).contains(&ms(start)));
-}
-
-fn inet(checks: &mut Checks, hand_over: &mut dyn FnMut()) {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let six = std::net::TcpListener::bind("[::1]:0").unwrap();
-    hand_over();
-    let mut stream = std::net::TcpStream::connect(address).unwrap();
-    let (mut peer, from) = listener.accept().unwrap();
-    checks.holds("the two ends know each other", stream.local_addr().unwrap() == from && stream.peer_addr().unwrap() == address);
-    let mut back = [0; 2];
-    let echoed = stream.write_all(b"hi").is_ok() && peer.read_exact(&mut back).is_ok() && &back == b"hi";
-    checks.holds("data goes through", echoed);
-    checks.holds("inet6", std::net::TcpStream::connect(six.local_addr().unwrap()).is_ok());
-    checks.holds("non-blocking", std::net::TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_ok());
-    let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    checks.holds("UDP", udp.connect(address).is_ok() && udp.peer_addr().unwrap() == address);
-
-    // A full accept queue drops the SYN; it is sent again after one second.
-    let fd = open(Family::Inet, STREAM);
-    socket::bind(fd.as_raw_fd(), &"127.0.0.1:0".parse::<socket::SockaddrIn>().unwrap()).unwrap();
-    socket::listen(&fd, Backlog::new(0).unwrap()).unwrap();
-    let full = std::net::TcpListener::from(fd);
-    let to_full = loopback(full.local_addr().unwrap().port());
-    let _first = open(Family::Inet, STREAM);
-    checks.is("the accept queue takes one", connect(_first.as_fd(), &to_full), OK);
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let fd = socket::socket(Family::Inet, STREAM, flags, None).unwrap();
-    checks.is("full queue, non-blocking", connect(fd.as_fd(), &to_full), Err(Errno::EINPROGRESS));
-    checks.is("  and again", connect(fd.as_fd(), &to_full), Err(Errno::EALREADY));
-    drop(fd);
-
-    let fd = open(Family::Inet, STREAM);
-    let start = Instant::now();
-    alarm_in(50, SaFlags::empty());
-    checks.is("full queue, a signal interrupts", connect(fd.as_fd(), &to_full), Err(Errno::EINTR));
-    checks.holds("  in time", (40..250).contains(&ms(start)));
-    let fd = open(Family::Inet, STREAM);
-    socket::setsockopt(&fd, socket::sockopt::SendTimeout, &nix::sys::time::TimeVal::new(0, 80_000)).unwrap();
-    let start = Instant::now();
-    checks.is("full queue, SO_SNDTIMEO", connect(fd.as_fd(), &to_full), Err(Errno::EINPROGRESS));
-    checks.holds("  in time", (75..250).contains(&ms(start)));
-
-    let other = child(|| {
-        std::thread::sleep(Duration::from_millis(100));
-        let start = Instant::now();
-        let meanwhile = std::net::TcpStream::connect(address).is_ok();
-        println!("# a connect while another waits: {} us", start.elapsed().as_micros());
-        let _first = full.accept();
-        report("another connect meanwhile", meanwhile && ms(start) < 50)
-    });
-    let fd = open(Family::Inet, STREAM);
-    let start = Instant::now();
-    alarm_in(300, SaFlags::SA_RESTART);
-    checks.is("full queue, waits, a signal with SA_RESTART in between", connect(fd.as_fd(), &to_full), OK);
-    println!("# waited {} ms", ms(start));
-    checks.holds("  as long as it took", (500..5000).contains(&ms(start)));
-    checks.is("  and is connected", connect(fd.as_fd(), &to_full), Err(Errno::EISCONN));
-    checks.failed += wait_for(other);
-}
-
 fn host_network(checks: &mut Checks, stage: &Stage, port: u16, hand_over: &mut dyn FnMut()) {
     let p = |name: &str| stage.path(name);
     let _private = bind(STREAM, &p("private/in.sock"), 5);
@@ -481,118 +346,5 @@ fn host_network(checks: &mut Checks, stage: &Stage, port: u16, hand_over: &mut d
     checks.is("stale on a private file system", dial(STREAM, p("private/stale.sock")), Err(Errno::ECONNREFUSED));
     checks.is("own on a shared file system", dial(STREAM, p("shared.sock")), Err(Errno::EACCES));
     checks.is("host port", host_inet(), OK);
-}
-
-const TRIES: usize = 5000;
-const LONGEST: Duration = Duration::from_secs(20);
-
-/// A thread swaps the descriptor between a TCP and a unix socket while connects to the host's path are on their way.
-fn race_socket(checks: &mut Checks, stage: &Stage, hand_over: &mut dyn FnMut()) {
-    let target = address(stage.path("host.sock").as_os_str().as_bytes());
-    hand_over();
-    let inet = open(Family::Inet, STREAM);
-    let unix = open(Family::Unix, STREAM);
-    let mut slot = unix.try_clone().unwrap();
-    let number = slot.as_raw_fd();
-    let stop = AtomicBool::new(false);
-    let start = Instant::now();
-    let (mut tries, mut reached, mut looked_inet) = (0, 0, 0);
-    std::thread::scope(|s| {
-        s.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                for fd in [&inet, &unix] {
-                    nix::unistd::dup2(fd, &mut slot).unwrap();
-                    pause(300);
-                }
-            }
-        });
-        while tries < TRIES && start.elapsed() < LONGEST {
-            tries += 1;
-            looked_inet += usize::from(raw(number, target.as_ptr() as usize, target.len() as u32) == Err(Errno::EAFNOSUPPORT));
-            reached += usize::from(socket::getpeername::<UnixAddr>(unix.as_raw_fd()).is_ok());
-        }
-        stop.store(true, Ordering::Relaxed);
-    });
-    println!("# {tries} tries, {looked_inet} on the TCP socket");
-    checks.holds(&format!("the host's socket was never reached ({reached})"), reached == 0 && tries > 0);
-    checks.holds("both sockets were seen", looked_inet > 0 && looked_inet < tries);
-}
-
-/// A thread swaps the path between an own socket and the host's.
-fn race_address(checks: &mut Checks, stage: &Stage, hand_over: &mut dyn FnMut()) {
-    let own = stage.path("self.sock");
-    let listener = bind(STREAM, &own, 5);
-    nix::fcntl::fcntl(&listener, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK)).unwrap();
-    hand_over();
-    // The two names are equally long and differ in their last directory entry.
-    let bytes = address(own.as_os_str().as_bytes());
-    let shared: Vec<AtomicU8> = bytes.iter().map(|b| AtomicU8::new(*b)).collect();
-    let at = bytes.len() - "self.sock".len();
-    let stop = AtomicBool::new(false);
-    let start = Instant::now();
-    let (mut tries, mut reached, mut own_reached) = (0, 0, 0);
-    std::thread::scope(|s| {
-        s.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                for name in [b"host", b"self"] {
-                    for (to, from) in shared.iter().skip(at).zip(name) {
-                        to.store(*from, Ordering::Relaxed);
-                    }
-                    pause(200);
-                }
-            }
-        });
-        while tries < TRIES && start.elapsed() < LONGEST {
-            tries += 1;
-            let fd = open(Family::Unix, STREAM);
-            let _ = raw(fd.as_raw_fd(), shared.as_ptr() as usize, shared.len() as u32);
-            if let Ok(name) = socket::getpeername::<UnixAddr>(fd.as_raw_fd()) {
-                if name.path() == Some(&own) { own_reached += 1 } else { reached += 1 }
-            }
-            drop(fd);
-            while let Ok(fd) = socket::accept(&listener) {
-                drop(fd);
-            }
-        }
-        stop.store(true, Ordering::Relaxed);
-    });
-    println!("# {tries} tries, {own_reached} to the own socket");
-    checks.holds(&format!("the host's socket was never reached ({reached})"), reached == 0);
-    checks.holds("the own socket was, sometimes", own_reached > 0 && own_reached < tries);
-}
-
-fn pause(rounds: u32) {
-    for _ in 0..rounds {
-        std::hint::spin_loop();
-    }
-}
-
-fn costs(stage: &Stage, hand_over: &mut dyn FnMut()) {
-    let shared = bind(STREAM, &stage.path("bench.sock"), 64);
-    let private = bind(STREAM, &stage.path("private/bench.sock"), 64);
-    let inet = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = inet.local_addr().unwrap().port();
-    hand_over();
-    let path = |name: &str| address(stage.path(name).as_os_str().as_bytes());
-    let measure = |what: &str, family, target: Vec<u8>, listener: BorrowedFd<'_>| {
-        let mut times: Vec<Duration> = (0..3000)
-            .map(|_| {
-                let fd = open(family, STREAM);
-                let start = Instant::now();
-                connect(fd.as_fd(), &target).unwrap();
-                let time = start.elapsed();
-                let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-                socket::setsockopt(&fd, socket::sockopt::Linger, &linger).unwrap();
-                drop(fd);
-                drop(socket::accept(listener).unwrap());
-                time
-            })
-            .collect();
-        times.sort();
-        let at = |n: usize| times[n].as_nanos() as f64 / 1000.0;
-        println!("# {what}: p50 {:.1} us, p10 {:.1}, p99 {:.1}", at(1500), at(300), at(2970));
-    };
-    measure("unix, shared tree (cached)", Family::Unix, path("bench.sock"), shared.as_fd());
-    measure("unix, private tmpfs", Family::Unix, path("private/bench.sock"), private.as_fd());
-    measure("inet", Family::Inet, loopback(port), inet.as_fd());
+    in_the_overlay(checks, stage);
 }
