@@ -1,10 +1,13 @@
 //! Running a command to its end, with a time limit, and judging what came out.
 
 use std::io::{Read, Write};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 
 /// Seconds that a command may take; a busy machine with two processors needs reserves.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -47,6 +50,7 @@ fn collect(command: &mut Command, input: Option<Vec<u8>>) -> Outcome {
     let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        .process_group(0)
         .spawn()
         .unwrap_or_else(|error| panic!("cannot start {what}: {error}"));
     let reader = |mut stream: Box<dyn Read + Send>| {
@@ -69,7 +73,8 @@ fn collect(command: &mut Command, input: Option<Vec<u8>>) -> Outcome {
             break Some(status);
         }
         if start.elapsed() > PATIENCE {
-            let _ = child.kill();
+            // Its group: a tracer or a shell would leave its children behind.
+            let _ = i32::try_from(child.id()).map(|pid| killpg(Pid::from_raw(pid), Signal::SIGKILL));
             let _ = child.wait();
             break None;
         }
