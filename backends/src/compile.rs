@@ -168,7 +168,8 @@ fn landlock(abi: u32, tier: Tier, network: NetworkPlan, paths: Vec<PathRule>) ->
 }
 
 fn limits(limits: &Limits, host: &Host, tier: Tier) -> LimitsPlan {
-    let memory = limits.memory.or(limits.memory_percent.map(|percent| host.memory / 100 * u64::from(percent)));
+    let share = limits.memory_percent.map(|percent| host.memory / 100 * u64::from(percent));
+    let memory = limits.memory.into_iter().chain(share).min();
     let group = |controller: &str| match &host.cgroup {
         CgroupAccess::None => None,
         CgroupAccess::V2 { controllers, .. } => controllers.iter().any(|c| c == controller).then_some(Enforcer::Cgroup),

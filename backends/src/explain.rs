@@ -148,10 +148,7 @@ pub fn explain_path(policy: &Policy, plan: &Plan, survey: &Survey, path: &Path) 
         (Some(Access::Read), _) => Some(format!("{} (to write)", flag("--rw"))),
         (None, _) => Some(format!("{} (to read) or {} (to write too)", flag("--ro"), flag("--rw"))),
     };
-    answer.rule = rule.map(|rule| Rule {
-        text: format!("{} {}", access_word(rule.access), ospath::escaped(&rule.path)),
-        origin: rule.origin.clone(),
-    });
+    answer.rule = rule.map(|rule| Rule { text: rule_words(survey, rule), origin: rule.origin.clone() });
     if rule.is_none() {
         answer.notes.push("no rule grants it, and what no rule grants is refused".into());
     }
@@ -225,8 +222,12 @@ pub fn explain_syscall(plan: &Plan, arch: Arch, name: &str) -> Answer {
         _ => verdict(plan, layers, true, &[]),
     };
     answer.verdicts = vec![("call", verdict)];
-    let mut words: Vec<String> = cases.iter().map(call_words).collect();
-    words.dedup();
+    let mut words: Vec<String> = Vec::new();
+    for word in cases.iter().map(call_words) {
+        if !words.contains(&word) {
+            words.push(word);
+        }
+    }
     match words.as_slice() {
         [always] if found.reason.is_some() => answer.notes.push(format!("it {always}")),
         [_] | [] => {}
@@ -406,6 +407,12 @@ fn deciding_rule<'a>(policy: &'a Policy, survey: &Survey, path: &Path, real: &Pa
         })
         .max_by_key(|(rule, depth)| (rule.access == Access::Hidden, *depth, rule.access))
         .map(|(rule, _)| rule)
+}
+
+fn rule_words(survey: &Survey, rule: &FileRule) -> String {
+    let real = real_path(survey, &rule.path);
+    let leads = if real == rule.path { String::new() } else { format!(", which leads to {}", ospath::escaped(real)) };
+    format!("{} {}{leads}", access_word(rule.access), ospath::escaped(&rule.path))
 }
 
 fn rule_path(rule: Option<&FileRule>) -> String {

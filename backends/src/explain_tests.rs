@@ -198,6 +198,7 @@ fn symlinks_are_seen_through() {
     let (read, _, answer) = path(&plan(), "/lib/x.so");
     assert_eq!(read, Verdict::Allowed);
     assert_eq!(answer.notes, ["it leads to /usr/lib/x.so"]);
+    assert_eq!(answer.rule.map(|rule| rule.text).as_deref(), Some("read /lib, which leads to /usr/lib"));
 }
 
 #[test]

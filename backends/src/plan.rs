@@ -142,7 +142,7 @@ pub enum MountStep {
         #[serde(with = "ospath::list")]
         whiteouts: Vec<PathBuf>,
     },
-    /// An unreadable empty file or directory over a path that exists.
+    /// An empty read-only file or directory over a path that exists.
     Mask {
         /// Where.
         #[serde(with = "ospath")]

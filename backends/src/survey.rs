@@ -3,9 +3,10 @@
 //! Nothing is opened for reading, so neither a FIFO nor a device reacts; and what a path is comes from one descriptor
 //! that no symlink led to.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use hermes_profiles::ospath;
@@ -70,32 +71,66 @@ pub enum Found {
 /// Facts about paths.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Survey {
-    facts: BTreeMap<PathBuf, Found>,
+    /// By the bytes of the path: comparing paths by component costs more than the look-ups.
+    #[serde(serialize_with = "readable_keys")]
+    facts: BTreeMap<OsString, Found>,
 }
 
 impl Survey {
     /// What is known of `path`; `Absent` when it was not asked for.
     pub fn get(&self, path: &Path) -> &Found {
-        self.facts.get(path).unwrap_or(&Found::Absent)
+        self.facts.get(path.as_os_str()).unwrap_or(&Found::Absent)
     }
 
     /// Records a fact.
     pub fn insert(&mut self, path: impl Into<PathBuf>, found: Found) {
-        self.facts.insert(path.into(), found);
+        self.facts.insert(path.into().into_os_string(), found);
     }
 }
 
+fn readable_keys<S: serde::Serializer>(facts: &BTreeMap<OsString, Found>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(facts.iter().map(|(path, found)| (ospath::escaped(Path::new(path)), found)))
+}
+
 /// Looks at every path. Absolute ones only; a relative one is `Unreadable(EINVAL)`.
-pub fn survey<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Survey {
+///
+/// `hubs` are directories below which many of the paths lie: each is listed once, and what is not in the list is known
+/// to be absent without another look.
+pub fn survey<'a>(paths: impl IntoIterator<Item = &'a Path>, hubs: &[PathBuf]) -> Survey {
+    let hubs: Vec<(&Path, BTreeSet<OsString>)> =
+        hubs.iter().filter_map(|hub| names_in(hub).map(|names| (hub.as_path(), names))).collect();
     let mut resolver = Resolver::default();
     let mut survey = Survey::default();
     for path in paths {
-        if !survey.facts.contains_key(path) {
-            let found = resolver.find(path);
-            survey.insert(path, found);
+        if survey.facts.contains_key(path.as_os_str()) {
+            continue;
         }
+        let absent = hubs.iter().any(|(hub, names)| below(hub, path).is_some_and(|name| !names.contains(name)));
+        let found = if absent { Found::Absent } else { resolver.find(path) };
+        survey.insert(path, found);
     }
     survey
+}
+
+/// Entries of a hub beyond which a look at each path is cheaper than the list.
+const LONGEST_LIST: usize = 1000;
+
+fn names_in(hub: &Path) -> Option<BTreeSet<OsString>> {
+    let mut names = BTreeSet::new();
+    for entry in std::fs::read_dir(hub).ok()? {
+        names.insert(entry.ok()?.file_name());
+        if names.len() > LONGEST_LIST {
+            return None;
+        }
+    }
+    Some(names)
+}
+
+/// The name in `hub` on the way to `path`.
+fn below<'a>(hub: &Path, path: &'a Path) -> Option<&'a OsStr> {
+    let rest = path.as_os_str().as_bytes().strip_prefix(hub.as_os_str().as_bytes())?.strip_prefix(b"/")?;
+    let name = rest.split(|byte| *byte == b'/').next()?;
+    (!matches!(name, b"" | b"." | b"..")).then(|| OsStr::from_bytes(name))
 }
 
 /// As many symlinks as the kernel follows in one path, path_resolution(7).
@@ -272,7 +307,7 @@ mod tests {
         symlink("real", t.join("a")).unwrap();
         symlink(t.join("a/sub/../sub"), t.join("b")).unwrap();
         let path = t.join("b/./file");
-        let survey = survey([path.as_path()]);
+        let survey = survey([path.as_path()], &[]);
         let (real, links) = real_and_links(survey.get(&path));
         assert_eq!(real, t.join("real/sub/file"));
         assert_eq!(links, [(t.join("b"), t.join("a/sub/../sub")), (t.join("a"), "real".into())]);

@@ -173,7 +173,7 @@ pub(crate) fn same(a: &Path, b: &Path) -> bool {
 }
 
 /// Is `path` equal to `parent` or below it? Both normalised. As `Path::starts_with`, by bytes.
-pub(crate) fn covers(parent: &Path, path: &Path) -> bool {
+pub fn covers(parent: &Path, path: &Path) -> bool {
     let (parent, path) = (parent.as_os_str().as_bytes(), path.as_os_str().as_bytes());
     match path.strip_prefix(parent) {
         Some(rest) => rest.is_empty() || rest[0] == b'/' || parent == b"/",

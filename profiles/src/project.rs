@@ -144,15 +144,23 @@ impl Narrowing<'_> {
                 return Err(self.widens(line, "filesystem.home: the policy gives less"));
             }
             self.policy.home.mode = value;
-            if old == HomeMode::Read && value != HomeMode::Read {
-                let home = self.policy.home.dir.clone();
-                // A home that is also the workspace stays: that grant is not the home's.
-                self.policy.files.retain(|rule| {
-                    Some(&rule.path) != home.as_ref() || rule.path == self.policy.workspace || rule.access == Access::Hidden
-                });
+            if let (HomeMode::Read, Some(home)) = (old, self.policy.home.dir.clone())
+                && value != HomeMode::Read
+            {
+                self.close_home(&home);
             }
         }
         Ok(())
+    }
+
+    /// Takes the grant of the home directory away, unless it stands in front of a wider one that covers the home too, or
+    /// is the workspace's.
+    fn close_home(&mut self, home: &Path) {
+        let files = &mut self.policy.files;
+        let wider = files.iter().any(|rule| rule.path != home && covers(&rule.path, home));
+        if !wider && home != self.policy.workspace {
+            files.retain(|rule| rule.path != home || rule.access == Access::Hidden);
+        }
     }
 
     fn path(&mut self, entry: &Entry<PathEntry>) -> Result<(), PolicyError> {

@@ -12,7 +12,7 @@ use crate::error::{PolicyError, suggestion};
 use crate::layer::NetworkMode;
 use crate::merge::{Draft, Ranked, is_broad, is_of_system, set_limit, settle};
 use crate::paths::{covers, normalise, same};
-use crate::policy::{Access, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, Origin, Policy, Route, UnixRules};
+use crate::policy::{Access, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, Network, Origin, Policy, Route, UnixRules};
 use crate::profile;
 use crate::project;
 use crate::request::{Caller, Files, Request, Resolved};
@@ -53,6 +53,10 @@ pub fn resolve(request: &Request, files: &dyn Files) -> Result<Resolved, PolicyE
         refuse_broad(&rules, caller)?;
     }
     derive(&mut rules, &explicit, caller);
+    let network = draft.network();
+    if network == Network::Host {
+        derive_resolver(&mut rules);
+    }
     let deny: Vec<String> = std::mem::take(&mut draft.deny).into_iter().collect();
     let mut policy = Policy {
         profile: name,
@@ -65,7 +69,7 @@ pub fn resolve(request: &Request, files: &dyn Files) -> Result<Resolved, PolicyE
             explicit,
             set: std::mem::take(&mut draft.set),
         },
-        network: draft.network(),
+        network,
         unix: UnixRules { connect: std::mem::take(&mut draft.connect).into_iter().collect() },
         preferred: draft.preferred(),
         accepted: accepted(request)?,
@@ -240,6 +244,21 @@ fn derive(rules: &mut Vec<FileRule>, explicit: &BTreeSet<String>, caller: &Calle
         let dir = normalise(Path::new(std::ffi::OsStr::from_bytes(entry)));
         if !granted(rules, &dir) && !is_broad(&dir, caller) && !is_of_system(&dir) {
             add(dir, Access::Read, "directory in PATH".into(), rules);
+        }
+    }
+}
+
+/// Where `/etc/resolv.conf` leads on most systems; the directories around it hold sockets of services.
+fn derive_resolver(rules: &mut Vec<FileRule>) {
+    for file in [
+        "/run/NetworkManager/resolv.conf",
+        "/run/resolvconf/resolv.conf",
+        "/run/systemd/resolve/resolv.conf",
+        "/run/systemd/resolve/stub-resolv.conf",
+    ] {
+        if !rules.iter().any(|rule| covers(&rule.path, Path::new(file))) {
+            let origin = Origin::Derived("name resolution of the host".into());
+            rules.push(FileRule { path: file.into(), access: Access::Read, optional: true, origin });
         }
     }
 }

@@ -222,6 +222,9 @@ pub(crate) struct PolicyArgs {
     /// Use this mechanism and no other: namespaces or landlock
     #[arg(long, value_name = "TIER", hide_possible_values = true)]
     pub(crate) tier: Option<TierArg>,
+    /// Become this user first; only root can ask for it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) user: Option<String>,
     /// Keep changes to the workspace in a private layer that ends with the sandbox
     #[arg(long)]
     pub(crate) overlay: bool,
@@ -241,8 +244,6 @@ pub(crate) struct PolicyArgs {
     pub(crate) ssh_host: Option<OsString>,
     #[arg(long, hide = true)]
     pub(crate) checkpoint: bool,
-    #[arg(long, value_name = "NAME", hide = true)]
-    pub(crate) user: Option<String>,
     #[arg(long, value_name = "HOW", hide = true)]
     pub(crate) advise: Option<Advise>,
 }
@@ -255,7 +256,6 @@ impl PolicyArgs {
             (Some(Backend::Ssh), _) => "--backend ssh",
             _ if self.image.is_some() => "--image",
             _ if self.ssh_host.is_some() => "--ssh-host",
-            _ if self.user.is_some() => "--user",
             _ if self.checkpoint => "--checkpoint",
             (_, Some(Advise::Note)) => "--advise note",
             (_, Some(Advise::Ask)) => "--advise ask",
@@ -397,7 +397,6 @@ mod tests {
             &["--image", "i"],
             &["--ssh-host", "h"],
             &["--checkpoint"],
-            &["--user", "u"],
             &["--advise", "ask"],
         ] {
             let error = run(&[flags, &["true"]].concat()).policy.refuse_unsupported().unwrap_err();

@@ -109,14 +109,21 @@ fn findings(host: &Host) -> Vec<Finding> {
             "needs Linux 5.13 and `landlock` in the kernel's lsm= list",
         )
     };
+    // What is made inside namespaces fails with them, for the same reason.
+    let within = |remedy| if host.userns.works() { remedy } else { "follows from the namespaces above" };
     let mut findings = vec![
         Finding::new("namespaces", "user, mount, pid, ipc and uts namespaces", &host.userns, userns_remedy(host.userns_cause)),
-        Finding::new("network_namespace", "network namespace", &host.netns, "without it the network is refused socket by socket"),
+        Finding::new(
+            "network_namespace",
+            "network namespace",
+            &host.netns,
+            within("without it the network is refused socket by socket"),
+        ),
         Finding::new(
             "proc",
             "a fresh /proc",
             &host.proc_mount,
-            "the container's /proc is masked; start it with an unmasked one (systempaths=unconfined)",
+            within("the container's /proc is masked; start it with an unmasked one (systempaths=unconfined)"),
         ),
         landlock,
         Finding::new("seccomp", "seccomp filter", &host.seccomp, "needs a kernel with CONFIG_SECCOMP_FILTER"),
@@ -130,13 +137,13 @@ fn findings(host: &Host) -> Vec<Finding> {
             "overlay",
             "copy-on-write layers",
             &host.overlay,
-            "needs Linux 5.11 with overlayfs; without it tool caches are read-only",
+            within("needs Linux 5.11 with overlayfs; without it tool caches are read-only"),
         ),
         Finding::new(
             "recursive_attributes",
             "recursive mount attributes",
             &host.recursive_attributes,
-            "needs Linux 5.12; without it every submount is made read-only by itself",
+            within("needs Linux 5.12; without it every submount is made read-only by itself"),
         ),
     ];
     if host.uid == 0 {
@@ -144,7 +151,7 @@ fn findings(host: &Host) -> Vec<Finding> {
             "idmap",
             "id-mapped mounts for a root caller",
             &host.idmap,
-            "start it as an ordinary user or with --user NAME",
+            within("start it as an ordinary user or with --user NAME"),
         ));
     }
     findings.push(Finding::fact(

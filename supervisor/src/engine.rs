@@ -1,7 +1,7 @@
 //! The seam to the backends: everything of theirs that this crate calls.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use hermes_backends::compile::files::paths_of;
@@ -41,12 +41,17 @@ pub(crate) fn measure_now() -> Host {
 
 /// What the policy's paths are on this machine.
 pub(crate) fn survey(policy: &Policy) -> Survey {
-    hermes_backends::survey::survey(paths_of(policy))
+    // Most rules name credentials and caches that this home does not have.
+    let hubs: Vec<PathBuf> = match &policy.home.dir {
+        Some(home) => ["", ".config", ".cache", ".local/share"].iter().map(|below| home.join(below)).collect(),
+        None => Vec::new(),
+    };
+    hermes_backends::survey::survey(paths_of(policy), &hubs)
 }
 
 /// Adds what `paths` are to a survey.
 pub(crate) fn survey_also(survey: &mut Survey, paths: &[&Path]) {
-    let more = hermes_backends::survey::survey(paths.iter().copied());
+    let more = hermes_backends::survey::survey(paths.iter().copied(), &[]);
     for path in paths {
         survey.insert(*path, more.get(path).clone());
     }

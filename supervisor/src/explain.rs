@@ -11,7 +11,7 @@ use crate::args::{Explain, ExplainArgs};
 use crate::engine;
 use crate::error::Error;
 use crate::output::{self, clean};
-use crate::plan;
+use crate::policy;
 use crate::prepare;
 
 /// Answers and returns the exit status, which is 0 whatever the answer is.
@@ -37,7 +37,7 @@ pub(crate) fn explain(what: Explain) -> Result<u8, Error> {
             let answer = env_answer(&name, &explain)?;
             (explain, answer)
         }
-        Explain::Policy { explain } => return policy(&explain).map(|()| 0),
+        Explain::Policy { explain } => return policy_answer(&explain).map(|()| 0),
     };
     if args.json {
         output::print_json(&answer)?
@@ -70,12 +70,12 @@ fn env_answer(name: &str, args: &ExplainArgs) -> Result<Answer, Error> {
     Ok(explain::explain_env(&resolved.policy.environment, OsStr::new(name), mine))
 }
 
-fn policy(args: &ExplainArgs) -> Result<(), Error> {
+fn policy_answer(args: &ExplainArgs) -> Result<(), Error> {
     let (_, resolved) = prepare::policy(&args.policy)?;
     if args.json {
         return output::print_json(&resolved.policy);
     }
-    let mut text = plan::policy_text(&resolved.policy);
+    let mut text = policy::as_text(&resolved.policy);
     for notice in &resolved.notices {
         _ = writeln!(text, "\nnote: {}", clean(notice));
     }

@@ -32,7 +32,8 @@ fn add_program(policy: &mut Policy, caller: &Caller, workspace: &Path, program: 
         .iter()
         .filter(|rule| rule.access == Access::Write)
         .map(|rule| std::fs::canonicalize(&rule.path).unwrap_or_else(|_| rule.path.clone()))
-        .chain((policy.workspace_access == Access::Write).then(|| workspace.to_owned()))
+        // A workspace is hostile ground however it is granted: it may have been cloned a minute ago.
+        .chain([workspace.to_owned()])
         .collect();
     let trusted = |path: &Path| !writable.iter().any(|tree| path.starts_with(tree));
     let granted = |path: &Path| {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use hermes_backends::plan::{Enforcer, Identity, LimitsPlan, Lost, MountStep, NetworkPlan, PathRights, Plan, SeccompPlan, Tier};
 use hermes_profiles::environment::Environment;
-use hermes_profiles::{Access, HomeMode, Network, Policy};
+use hermes_profiles::{Network, Policy};
 use serde_json::json;
 
 use crate::args::PlanArgs;
@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::events;
 use crate::output::{self, clean, path};
 use crate::prepare::{self, Prepared};
+use crate::table::{Row, bytes, field, seconds, section};
 
 /// Prints the plan; 0 when `run` would start, 125 when it would not.
 pub(crate) fn plan(args: &PlanArgs) -> Result<u8, Error> {
@@ -24,18 +25,22 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<u8, Error> {
     Ok(if prepared.plan.fatal().next().is_some() { 125 } else { 0 })
 }
 
+/// Variables by name alone: a plan is shown to people and kept in logs.
 fn as_json(prepared: &Prepared) -> Result<serde_json::Value, Error> {
     let names = |variables: &[(std::ffi::OsString, std::ffi::OsString)]| -> Vec<String> {
         variables.iter().map(|(name, _)| path(name.as_ref())).collect()
     };
     let dropped: serde_json::Map<_, _> =
         prepared.environment.dropped.iter().map(|(name, why)| (path(name.as_ref()), why.describe().into())).collect();
+    let mut policy = json!(prepared.policy);
+    if let Some(set) = policy["environment"]["set"].as_object_mut() {
+        set.values_mut().for_each(|value| *value = serde_json::Value::Null);
+    }
     Ok(json!({
         "hash": events::fingerprint(&prepared.plan)?,
         "starts": prepared.plan.fatal().next().is_none(),
         "plan": prepared.plan,
-        "policy": prepared.policy,
-        // Names alone: a plan is shown to people and kept in logs.
+        "policy": policy,
         "environment": { "passed": names(&prepared.environment.passed), "dropped": dropped },
         "notices": prepared.notices,
     }))
@@ -65,25 +70,6 @@ fn as_text(prepared: &Prepared, verbose: bool) -> String {
         _ = writeln!(text, "\n`run` would not start: {} is required and lost", first.guarantee);
     }
     text
-}
-
-fn field(text: &mut String, name: &str, value: &str) {
-    _ = writeln!(text, "{name:<12}{}", clean(value));
-}
-
-/// Rows of a word, a subject and a remark, the first two in columns.
-fn section(text: &mut String, title: &str, rows: &[(String, String, String)]) {
-    if rows.is_empty() {
-        return;
-    }
-    let width =
-        |column: fn(&(String, String, String)) -> &str| rows.iter().map(|row| column(row).chars().count()).max().unwrap_or(0);
-    let (first, second) = (width(|row| &row.0), width(|row| &row.1).min(48));
-    _ = writeln!(text, "\n{title}");
-    for (word, subject, remark) in rows {
-        let line = format!("  {word:<first$}  {subject:<second$}  {remark}");
-        _ = writeln!(text, "{}", line.trim_end());
-    }
 }
 
 fn losses(text: &mut String, title: &str, losses: &[Lost]) {
@@ -146,7 +132,7 @@ fn filter_words(seccomp: &SeccompPlan) -> String {
     words.join("; ")
 }
 
-fn file_rows(plan: &Plan, policy: &Policy) -> Vec<(String, String, String)> {
+fn file_rows(plan: &Plan, policy: &Policy) -> Vec<Row> {
     let origin = |place: &std::path::Path| {
         policy
             .files
@@ -155,7 +141,7 @@ fn file_rows(plan: &Plan, policy: &Policy) -> Vec<(String, String, String)> {
             .map(|rule| clean(&rule.origin.to_string()).into_owned())
             .unwrap_or_default()
     };
-    let mut rows: Vec<(String, String, String)> = if plan.tier == Tier::Namespaces {
+    let mut rows: Vec<Row> = if plan.tier == Tier::Namespaces {
         plan.mounts
             .iter()
             .filter_map(|step| Some((step, mount_words(step)?)))
@@ -202,7 +188,7 @@ fn rights_word(rights: PathRights) -> &'static str {
     }
 }
 
-fn limit_rows(limits: &LimitsPlan) -> Vec<(String, String, String)> {
+fn limit_rows(limits: &LimitsPlan) -> Vec<Row> {
     let by = |enforcer| match enforcer {
         Enforcer::Nothing => "by NOTHING here",
         Enforcer::Cgroup => "by a control group",
@@ -216,95 +202,23 @@ fn limit_rows(limits: &LimitsPlan) -> Vec<(String, String, String)> {
         ("cpu", limits.cpu_percent.map(|n| format!("{n} %")), "by a control group"),
         ("open files", limits.open_files.map(|n| n.to_string()), "per process"),
         ("file size", limits.file_size.map(bytes), "per file"),
-        ("timeout", limits.timeout.map(|ms| format!("{} s", ms as f64 / 1000.0)), "then status 124"),
+        ("timeout", limits.timeout.map(seconds), "then status 124"),
     ];
     rows.into_iter().filter_map(|(name, value, remark)| Some((name.to_owned(), value?, remark.to_owned()))).collect()
 }
 
 fn environment_text(text: &mut String, environment: &Environment, verbose: bool) {
-    let passed: Vec<_> = environment.passed.iter().map(|(name, _)| path(name.as_ref())).collect();
+    let mut passed: Vec<_> = environment.passed.iter().map(|(name, _)| path(name.as_ref())).collect();
+    passed.sort();
     _ = writeln!(text, "\nenvironment\n  goes in    {}", passed.join(" "));
     if verbose {
         for (name, reason) in &environment.dropped {
             _ = writeln!(text, "  stays out  {}: {}", path(name.as_ref()), reason.describe());
         }
     } else if !environment.dropped.is_empty() {
-        let dropped: Vec<_> = environment.dropped.iter().map(|(name, _)| path(name.as_ref())).collect();
+        let mut dropped: Vec<_> = environment.dropped.iter().map(|(name, _)| path(name.as_ref())).collect();
+        dropped.sort();
         _ = writeln!(text, "  stays out  {}", dropped.join(" "));
-    }
-}
-
-fn bytes(count: u64) -> String {
-    let units = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    match units.into_iter().find(|(unit, _)| count >= *unit) {
-        Some((unit, name)) if count.is_multiple_of(unit) => format!("{} {name}", count / unit),
-        Some((unit, name)) => format!("{:.1} {name}", count as f64 / unit as f64),
-        None => format!("{count} bytes"),
-    }
-}
-
-/// The policy for people, before it meets a machine.
-pub(crate) fn policy_text(policy: &Policy) -> String {
-    let mut text = String::new();
-    field(&mut text, "profile", &policy.profile);
-    field(&mut text, "workspace", &format!("{} ({})", path(&policy.workspace), access_word(policy.workspace_access)));
-    let home = policy.home.dir.as_deref().map_or("none".to_owned(), path);
-    let mode = match policy.home.mode {
-        HomeMode::Private => "an empty one of its own",
-        HomeMode::Hidden => "empty and read-only",
-        HomeMode::Read => "the real one, read-only",
-    };
-    field(&mut text, "home", &format!("{home}: {mode}"));
-    match &policy.network {
-        Network::Off => field(&mut text, "network", "off"),
-        Network::Host => field(&mut text, "network", "the host's, unmediated"),
-        Network::Routes(routes) => {
-            field(&mut text, "network", if routes.is_empty() { "routes, none named" } else { "these routes" });
-            for route in routes {
-                let ports: Vec<_> = route.ports.iter().map(u16::to_string).collect();
-                field(&mut text, "", &format!("{} on {} ({})", route.host, ports.join(", "), route.origin));
-            }
-        }
-    }
-    for socket in &policy.unix.connect {
-        field(&mut text, "socket", &path(socket));
-    }
-    let mut files: Vec<_> = policy.files.iter().collect();
-    files.sort_by(|a, b| a.path.cmp(&b.path));
-    let rows: Vec<_> = files
-        .into_iter()
-        .map(|rule| (access_word(rule.access).to_owned(), path(&rule.path), clean(&rule.origin.to_string()).into_owned()))
-        .collect();
-    section(&mut text, "files", &rows);
-    let rules = &policy.environment;
-    let list = |names: Vec<&str>| (!names.is_empty()).then(|| clean(&names.join(" ")).into_owned());
-    let rows: Vec<_> = [
-        ("allow", list(rules.allow.iter().map(String::as_str).collect())),
-        ("deny", list(rules.deny.iter().map(String::as_str).collect())),
-        ("explicit", list(rules.explicit.iter().map(String::as_str).collect())),
-        ("set", list(rules.set.keys().map(String::as_str).collect())),
-    ]
-    .into_iter()
-    .filter_map(|(word, names)| Some((word.to_owned(), names?, String::new())))
-    .collect();
-    section(&mut text, "environment", &rows);
-    let guarantees = |list: &std::collections::BTreeSet<_>| {
-        list.iter().map(hermes_profiles::Guarantee::to_string).collect::<Vec<_>>().join(" ")
-    };
-    text.push('\n');
-    field(&mut text, "preferred", &guarantees(&policy.preferred));
-    if !policy.accepted.is_empty() {
-        field(&mut text, "accepted", &guarantees(&policy.accepted));
-    }
-    text
-}
-
-fn access_word(access: Access) -> &'static str {
-    match access {
-        Access::Hidden => "hidden",
-        Access::Read => "read",
-        Access::Write => "write",
-        Access::Overlay => "copy",
     }
 }
 
@@ -316,7 +230,8 @@ mod tests {
 
     fn prepared() -> Prepared {
         let caller = hermes_profiles::Caller { cwd: "/home/u/ws".into(), home: Some("/home/u".into()), ..Default::default() };
-        let request = hermes_profiles::Request { caller: caller.clone(), ..Default::default() };
+        let overrides = hermes_profiles::Overrides { set_env: vec!["A=s3cr3t".into()], ..Default::default() };
+        let request = hermes_profiles::Request { caller: caller.clone(), overrides, ..Default::default() };
         let policy = hermes_profiles::resolve(&request, &crate::request::Disk).unwrap().policy;
         Prepared {
             caller,
@@ -352,11 +267,7 @@ mod tests {
         let json = as_json(&prepared()).unwrap();
         assert_eq!((&json["starts"], &json["plan"]["tier"]), (&false.into(), &"namespaces".into()));
         assert_eq!(json["environment"]["passed"], serde_json::json!(["PATH"]));
+        assert_eq!(json["policy"]["environment"]["set"], serde_json::json!({"A": null}));
         assert_eq!(json["hash"].as_str().map(str::len), Some(64));
-    }
-
-    #[test]
-    fn sizes() {
-        assert_eq!([bytes(0), bytes(1023), bytes(1 << 10), bytes(3 << 29)], ["0 bytes", "1023 bytes", "1 KiB", "1.5 GiB"]);
     }
 }

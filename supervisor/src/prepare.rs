@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use hermes_backends::host::Host;
+use hermes_backends::host::{Host, UsernsCause};
 use hermes_backends::plan::{Plan, Tier};
 use hermes_backends::survey::Survey;
 use hermes_profiles::environment::{self, Environment};
@@ -11,8 +11,8 @@ use tempfile::TempDir;
 
 use crate::args::PolicyArgs;
 use crate::engine;
-use crate::needs;
 use crate::error::Error;
+use crate::needs;
 use crate::output;
 use crate::request::{self, Disk};
 use crate::start;
@@ -74,15 +74,21 @@ impl Prepared {
             output::complain(&format!("{} cannot be given here: {}", lost.guarantee, lost.reason));
             output::complain(&format!("hint: {}", lost.remedy));
         }
+        let nested = self.host.userns_cause == Some(UsernsCause::Nested);
         let flags: Vec<_> = fatal.iter().map(|lost| format!("--accept-loss {}", lost.guarantee)).collect();
-        Err(Error::setup(format!(
+        let refused = Error::setup(format!(
             "nothing was started: this machine cannot give {} that the policy requires",
             match fatal.len() {
                 1 => format!("`{}`", first.guarantee),
                 n => format!("{n} guarantees"),
             }
-        ))
-        .hint(format!("`hermes-sandbox doctor` says why; to run without: {}", flags.join(" "))))
+        ));
+        Err(match nested {
+            true => refused.hint(
+                "this is already inside a hermes-sandbox, which confines the command: run it directly, without a nested one",
+            ),
+            false => refused.hint(format!("`hermes-sandbox doctor` says why; to run without: {}", flags.join(" "))),
+        })
     }
 
     /// Tells what is lost although the policy would prefer it or the caller accepted the loss: in one line, or each with

@@ -96,7 +96,8 @@ fn a_set_uid_copy_refuses() {
     }
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let copy = dir.path().join("copy");
-    std::fs::copy(PROGRAM, &copy).unwrap();
+    // By another process: a descriptor open for writing here could be inherited by a child of another test (ETXTBSY).
+    assert!(Command::new("cp").arg(PROGRAM).arg(&copy).status().unwrap().success());
     std::os::unix::fs::chown(&copy, Some(65534), Some(65534)).unwrap();
     std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o4755)).unwrap();
     let output = Command::new(&copy).arg("--version").output().unwrap();

@@ -1,8 +1,9 @@
 //! From path rules to grants, mounts and Landlock rules.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use hermes_profiles::paths::covers;
 use hermes_profiles::{Access, FileRule, HomeMode, Origin, Policy};
 
 use super::{CompileError, rule};
@@ -55,7 +56,7 @@ pub struct View {
 impl View {
     /// The innermost grant that covers `path`.
     pub fn covering(&self, path: &Path) -> Option<(&PathBuf, &Grant)> {
-        path.ancestors().find_map(|at| self.grants.get_key_value(at))
+        self.grants.iter().filter(|(at, _)| covers(at, path)).max_by_key(|(at, _)| at.as_os_str().len())
     }
 }
 
@@ -68,9 +69,9 @@ pub fn real(survey: &Survey, path: &Path) -> PathBuf {
 }
 
 /// The paths that a survey must look at for [`super::compile`].
-pub fn paths_of(policy: &Policy) -> BTreeSet<&Path> {
-    let mut paths: BTreeSet<&Path> = policy.files.iter().map(|rule| rule.path.as_path()).collect();
-    paths.insert(&policy.workspace);
+pub fn paths_of(policy: &Policy) -> Vec<&Path> {
+    let mut paths: Vec<&Path> = policy.files.iter().map(|rule| rule.path.as_path()).collect();
+    paths.push(&policy.workspace);
     paths.extend(policy.home.dir.as_deref());
     paths.extend(policy.unix.connect.iter().map(PathBuf::as_path));
     paths
@@ -89,7 +90,8 @@ pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>) -> Result<Vi
     let rules: Vec<&FileRule> = policy.files.iter().chain([&workspace]).chain(&home).collect();
     let hidden: Vec<(PathBuf, &FileRule)> =
         rules.iter().filter(|r| r.access == Access::Hidden).map(|r| (real(survey, &r.path), *r)).collect();
-    if let Some((path, rule)) = hidden.iter().find(|(path, _)| real(survey, &policy.workspace).starts_with(path))
+    let workspace_real = real(survey, &policy.workspace);
+    if let Some((path, rule)) = hidden.iter().find(|(path, _)| covers(path, &workspace_real))
         && policy.workspace_access != Access::Hidden
     {
         return Err(CompileError::WorkspaceHidden {
@@ -104,7 +106,7 @@ pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>) -> Result<Vi
         if std::ptr::eq(rule, &workspace) && grant.kind != Kind::Directory {
             return Err(CompileError::NotADirectory { path: policy.workspace.clone() });
         }
-        if hidden.iter().any(|(path, _)| grant.source.path.starts_with(path)) {
+        if hidden.iter().any(|(path, _)| covers(path, &grant.source.path)) {
             continue;
         }
         if !crossed.is_empty() {
@@ -281,8 +283,13 @@ pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
         let (source, target) = (grant.source.clone(), path.clone());
         let step = match grant.access {
             Access::Overlay if host.overlay.works() => {
-                let below = view.hides.iter().filter(|hide| view.covering(&hide.path).is_some_and(|(at, _)| at == path));
-                let whiteouts = below.filter_map(|hide| hide.path.strip_prefix(path).ok().map(Path::to_owned)).collect();
+                let whiteouts = view
+                    .hides
+                    .iter()
+                    .filter(|hide| hide.kind.is_some() && covers(path, &hide.path))
+                    .filter(|hide| view.covering(&hide.path).is_some_and(|(at, _)| at == path))
+                    .filter_map(|hide| hide.path.strip_prefix(path).ok().map(Path::to_owned))
+                    .collect();
                 MountStep::Overlay { source, target, size: scratch, whiteouts }
             }
             access => MountStep::Bind {

@@ -122,7 +122,7 @@ fn namespaces(losses: &mut Losses<'_>, host: &Host, view: &View) {
     }
     for hide in &view.hides {
         let overlaid = view.covering(&hide.path).is_some_and(|(_, grant)| grant.access == Access::Overlay);
-        if overlaid && host.overlay.works() {
+        if overlaid && host.overlay.works() && hide.kind.is_some() {
             continue;
         }
         let what = if hide.kind.is_some() { "is replaced by the host" } else { "is created by the host" };

@@ -312,7 +312,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Covers an existing path with an unreadable empty file or directory.
+    /// Covers an existing path with an empty read-only file or directory.
     fn mask(&mut self, parent: &OwnedFd, target: &Path, directory: bool) -> Result<(), StepError> {
         if self.masks.is_none() {
             self.masks = Some(self.make_masks().at_path(Step::Create, target)?);
@@ -335,8 +335,9 @@ impl Builder {
     fn make_masks(&self) -> Result<(OwnedFd, OwnedFd), Errno> {
         let none = Mode::empty();
         let make = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
-        drop(openat(self.base.as_fd(), ".mask", make, none)?);
-        mkdirat(self.base.as_fd(), ".mask.d", none)?;
+        // Readable: a program that finds its configuration unreadable stops, one that finds it empty goes on.
+        drop(openat(self.base.as_fd(), ".mask", make, Mode::from_bits_truncate(0o444))?);
+        mkdirat(self.base.as_fd(), ".mask.d", Mode::from_bits_truncate(0o555))?;
         let path = OFlag::O_PATH | OFlag::O_CLOEXEC;
         Ok((openat(self.base.as_fd(), ".mask", path, none)?, openat(self.base.as_fd(), ".mask.d", path, none)?))
     }

@@ -1,0 +1,148 @@
+//! `explain policy`: what is allowed, before it meets a machine.
+
+use std::collections::BTreeSet;
+
+use hermes_profiles::{Access, EnvironmentRules, FileRule, Guarantee, HomeMode, KernelRules, Limits, Network, Policy};
+
+use crate::output::{clean, path};
+use crate::table::{Row, bytes, field, seconds, section};
+
+/// The policy for people.
+pub(crate) fn as_text(policy: &Policy) -> String {
+    let mut text = String::new();
+    field(&mut text, "profile", &policy.profile);
+    field(&mut text, "workspace", &format!("{} ({})", path(&policy.workspace), access_word(policy.workspace_access)));
+    let home = policy.home.dir.as_deref().map_or("none".to_owned(), path);
+    field(&mut text, "home", &format!("{home}: {}", home_words(policy.home.mode)));
+    network(&mut text, &policy.network);
+    for socket in &policy.unix.connect {
+        field(&mut text, "socket", &path(socket));
+    }
+    field(&mut text, "kernel", &kernel_words(&policy.kernel));
+    section(&mut text, "files", &file_rows(&policy.files));
+    section(&mut text, "environment", &environment_rows(&policy.environment));
+    section(&mut text, "limits", &limit_rows(&policy.limits));
+    let guard: Vec<Row> = policy.guard.iter().map(|glob| (clean(glob).into_owned(), String::new(), String::new())).collect();
+    section(&mut text, "guarded: what host tools obey later", &guard);
+    text.push('\n');
+    field(&mut text, "preferred", &names(&policy.preferred));
+    if !policy.accepted.is_empty() {
+        field(&mut text, "accepted", &names(&policy.accepted));
+    }
+    text
+}
+
+fn home_words(mode: HomeMode) -> &'static str {
+    match mode {
+        HomeMode::Private => "an empty one of its own",
+        HomeMode::Hidden => "empty and read-only",
+        HomeMode::Read => "the real one, read-only",
+    }
+}
+
+fn network(text: &mut String, network: &Network) {
+    match network {
+        Network::Off => field(text, "network", "off"),
+        Network::Host => field(text, "network", "the host's, unmediated"),
+        Network::Routes(routes) => {
+            field(text, "network", if routes.is_empty() { "routes, none named" } else { "these routes" });
+            for route in routes {
+                let ports: Vec<_> = route.ports.iter().map(u16::to_string).collect();
+                field(text, "", &format!("{} on {} ({})", route.host, ports.join(", "), route.origin));
+            }
+        }
+    }
+}
+
+fn kernel_words(kernel: &KernelRules) -> String {
+    let words = [
+        (kernel.nested_sandbox, "nested sandboxes allowed"),
+        (kernel.strict, "foreign architectures are killed"),
+        (kernel.unix_datagram, "named datagram sockets allowed"),
+    ];
+    let words: Vec<_> = words.into_iter().filter_map(|(on, word)| on.then_some(word)).collect();
+    if words.is_empty() { "the default filter".to_owned() } else { words.join("; ") }
+}
+
+/// Grants first, then what is hidden, each by path.
+fn file_rows(files: &[FileRule]) -> Vec<Row> {
+    let mut files: Vec<_> = files.iter().collect();
+    files.sort_by_key(|rule| (rule.access == Access::Hidden, &rule.path));
+    let row = |rule: &FileRule| {
+        let optional = if rule.optional && rule.access != Access::Hidden { ", if it exists" } else { "" };
+        (access_word(rule.access).to_owned(), path(&rule.path), format!("{}{optional}", clean(&rule.origin.to_string())))
+    };
+    files.into_iter().map(row).collect()
+}
+
+fn environment_rows(rules: &EnvironmentRules) -> Vec<Row> {
+    let allow: Vec<_> = rules.allow.iter().map(String::as_str).collect();
+    let deny: Vec<_> = rules.deny.iter().map(String::as_str).collect();
+    let explicit: Vec<_> = rules.explicit.iter().map(String::as_str).collect();
+    let set: Vec<_> = rules.set.keys().map(String::as_str).collect();
+    [("allow", allow), ("deny", deny), ("explicit", explicit), ("set", set)]
+        .into_iter()
+        .filter(|(_, names)| !names.is_empty())
+        .map(|(word, names)| (word.to_owned(), clean(&names.join(" ")).into_owned(), String::new()))
+        .collect()
+}
+
+fn limit_rows(limits: &Limits) -> Vec<Row> {
+    let memory = limits.memory.map(bytes).or(limits.memory_percent.map(|percent| format!("{percent} % of the machine")));
+    let rows = [
+        ("memory", memory),
+        ("processes", limits.processes.map(|n| n.to_string())),
+        ("scratch", limits.scratch.map(bytes)),
+        ("shm", limits.shm.map(bytes)),
+        ("open files", limits.open_files.map(|n| n.to_string())),
+        ("file size", limits.file_size.map(bytes)),
+        ("cpu", limits.cpu_percent.map(|n| format!("{n} %"))),
+        ("timeout", limits.timeout.map(seconds)),
+        ("grace", Some(seconds(limits.grace))),
+    ];
+    rows.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?, String::new()))).collect()
+}
+
+fn names(guarantees: &BTreeSet<Guarantee>) -> String {
+    guarantees.iter().map(|guarantee| guarantee.name()).collect::<Vec<_>>().join(" ")
+}
+
+fn access_word(access: Access) -> &'static str {
+    match access {
+        Access::Hidden => "hidden",
+        Access::Read => "read",
+        Access::Write => "write",
+        Access::Overlay => "copy",
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_in_words() {
+        let request = hermes_profiles::Request {
+            overrides: hermes_profiles::Overrides {
+                deny: vec!["/w/odd\x1b".into()],
+                set_env: vec!["A=s3cr3t".into()],
+                limits: vec!["timeout=90".into()],
+                ..Default::default()
+            },
+            caller: hermes_profiles::Caller { cwd: "/w".into(), home: Some("/home/u".into()), ..Default::default() },
+            ..Default::default()
+        };
+        let text = as_text(&hermes_profiles::resolve(&request, &crate::request::Disk).unwrap().policy);
+        for part in [
+            "profile     agent\nworkspace   /w (write)\nhome        /home/u: an empty one of its own\n",
+            "/w/odd\\x1b ",
+            "--deny\n",
+            "  timeout  ",
+            "preferred   ",
+        ] {
+            assert!(text.contains(part), "{part}\nis not in\n{text}");
+        }
+        assert!(!text.contains("s3cr3t") && text.find("write").unwrap() < text.find("hidden").unwrap());
+    }
+}
