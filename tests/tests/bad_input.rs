@@ -257,8 +257,16 @@ fn a_caller_without_home_or_path_is_served_or_told() {
             result.refused(125);
         }
     }
+    let strays = [Path::new("/no/such/home"), Path::new("/.cache")].map(|path| (path, path.exists()));
     for home in ["", "relative", "/no/such/home", "/", "/dev/null"] {
         let result = Sandbox::new().env("HOME", home).run(["/bin/sh", "-c", "echo RAN"]);
+        for (path, there) in strays {
+            let made = !there && path.exists();
+            if made {
+                fs::remove_dir_all(path).unwrap();
+            }
+            assert!(!made, "HOME={home}: {} was made on the host", path.display());
+        }
         if result.code() != 0 {
             result.refused(125);
         }

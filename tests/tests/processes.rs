@@ -50,7 +50,7 @@ if os.fork()==0:
 fn processes_of_the_host_are_not_seen() {
     let sandbox = Sandbox::new();
     let token = sandbox.canary("cmdline");
-    let mut host = Command::new("/bin/sh").args(["-c", "sleep 60; :", &token]).spawn().unwrap();
+    let mut host = Command::new("/bin/sh").args(["-c", "read _; :", &token]).stdin(Stdio::piped()).spawn().unwrap();
     let script = "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'; ls -d /proc/[0-9]* | wc -l; ps -ef 2>/dev/null; echo END";
     let (inside, outside) = (sandbox.sh(script), sandbox.plain_sh(script));
     let killed = run_to_end(&mut sandbox.inside([
@@ -193,11 +193,15 @@ fn root_on_the_host_is_not_root_inside_for_the_kernel() {
         hermes_tests::skip!("needs a root caller");
     }
     let sandbox = Sandbox::new();
+    let token = sandbox.canary("root");
     // The owner of a process as the host sees it.
-    let mut child = sandbox.inside(["/bin/sh", "-c", "touch ready; while [ ! -e go ]; do sleep 0.05; done"]).spawn().unwrap();
+    let mut child = sandbox
+        .inside(["/bin/sh", "-c", &format!(": {token}; touch ready; while [ ! -e go ]; do sleep 0.05; done")])
+        .spawn()
+        .unwrap();
     assert!(wait_until(20, || sandbox.workspace.join("ready").exists()));
     let word = sandbox.workspace.display().to_string();
-    let uids: Vec<u32> = processes_with("touch ready")
+    let uids: Vec<u32> = processes_with(&token)
         .iter()
         .filter(|line| !line.contains(&word))
         .filter_map(|line| fs::read_to_string(format!("/proc/{}/status", line.split(' ').next().unwrap())).ok())
