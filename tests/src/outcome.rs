@@ -34,17 +34,22 @@ pub fn shell_line(command: &Command) -> String {
 
 /// Runs a command without input.
 pub fn run_to_end(command: &mut Command) -> Outcome {
+    run_to_end_within(command, PATIENCE)
+}
+
+/// Runs a command without input, for at most this long.
+pub fn run_to_end_within(command: &mut Command, limit: Duration) -> Outcome {
     command.stdin(Stdio::null());
-    collect(command, None)
+    collect(command, None, limit)
 }
 
 /// Runs a command with this on its standard input.
 pub fn run_to_end_with_input(command: &mut Command, input: &[u8]) -> Outcome {
     command.stdin(Stdio::piped());
-    collect(command, Some(input.to_vec()))
+    collect(command, Some(input.to_vec()), PATIENCE)
 }
 
-fn collect(command: &mut Command, input: Option<Vec<u8>>) -> Outcome {
+fn collect(command: &mut Command, input: Option<Vec<u8>>, limit: Duration) -> Outcome {
     let what: String = format!("{command:?}").chars().take(2000).collect();
     let start = Instant::now();
     let mut child = command
@@ -72,7 +77,7 @@ fn collect(command: &mut Command, input: Option<Vec<u8>>) -> Outcome {
         if let Some(status) = child.try_wait().expect("our own child") {
             break Some(status);
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > limit {
             // Its group: a tracer or a shell would leave its children behind.
             let _ = i32::try_from(child.id()).map(|pid| killpg(Pid::from_raw(pid), Signal::SIGKILL));
             let _ = child.wait();

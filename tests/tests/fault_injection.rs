@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use hermes_tests::{Outcome, PYTHON, Sandbox, need, run_to_end};
+use hermes_tests::{Outcome, PYTHON, Sandbox, need, run_to_end, run_to_end_within};
 
 /// System calls that build a sandbox, with the error that a kernel could give.
 const CALLS: &[(&str, &str)] = &[
@@ -111,9 +112,9 @@ impl Bench {
 
     fn under_strace(&self, options: &[&str]) -> Outcome {
         let run = self.sandbox.inside(self.argv());
-        run_to_end(
-            self.sandbox.plain_command("strace").args(["-f", "-qq"]).args(options).arg(run.get_program()).args(run.get_args()),
-        )
+        let mut command = self.sandbox.plain_command("strace");
+        command.args(["-f", "-qq"]).args(options).arg(run.get_program()).args(run.get_args());
+        run_to_end_within(&mut command, Duration::from_secs(15))
     }
 }
 
@@ -165,7 +166,7 @@ fn a_failed_step_never_means_a_weaker_sandbox() {
     turns.sort_by_key(|(turn, name, _)| (*turn, *name));
     let total = turns.len();
     turns.truncate(RUNS);
-    let (mut refused, mut started) = (0, 0);
+    let (mut refused, mut started, mut stuck) = (0, 0, 0);
     for (turn, name, error) in &turns {
         let injection = format!("inject={name}:error={error}:when={turn}");
         let result = bench.under_strace(&["-o", "/dev/null", "-e", &format!("trace={name}"), "-e", &injection]);
@@ -174,6 +175,9 @@ fn a_failed_step_never_means_a_weaker_sandbox() {
         if result.out().contains("PROBED") {
             result.says("PROBED []");
             started += 1;
+        } else if result.code() == -1 && *name == "prctl" {
+            // A crash of the first process of a namespace: the kernel would end it, a tracer's copy of the signal does not.
+            stuck += 1;
         } else {
             assert!(result.stdout.is_empty() && !matches!(result.code(), 0 | -1), "{injection}\n{}", result.report());
             result.no_panic();
@@ -183,6 +187,9 @@ fn a_failed_step_never_means_a_weaker_sandbox() {
             refused += 1;
         }
     }
-    println!("{} of {total} injections: {refused} refused, {started} started and confined", turns.len());
-    assert!(refused > 0);
+    println!(
+        "{} of {total} injections: {refused} refused, {started} started and confined, {stuck} stuck under the tracer",
+        turns.len()
+    );
+    assert!(refused > 0 && stuck <= 2);
 }
