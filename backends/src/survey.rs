@@ -106,8 +106,13 @@ pub fn survey<'a>(paths: impl IntoIterator<Item = &'a Path>, hubs: &[PathBuf]) -
             continue;
         }
         let absent = hubs.iter().any(|(hub, names)| below(hub, path).is_some_and(|name| !names.contains(name)));
-        let found = if absent { Found::Absent } else { resolver.find(path) };
-        survey.insert(path, found);
+        if !absent {
+            match resolver.find(path) {
+                // Most of what a policy names is absent, and that is what a missing fact means.
+                Found::Absent => {}
+                found => survey.insert(path, found),
+            }
+        }
     }
     survey
 }

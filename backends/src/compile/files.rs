@@ -1,10 +1,14 @@
 //! From path rules to grants, mounts and Landlock rules.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use hermes_profiles::paths::covers;
 use hermes_profiles::{Access, FileRule, HomeMode, Origin, Policy};
+
+use rustc_hash::FxHashSet;
 
 use super::{CompileError, rule};
 use crate::host::Host;
@@ -60,6 +64,31 @@ impl View {
     }
 }
 
+/// Answers which of many paths is the innermost one around another; asked for every rule of a policy at every start.
+struct Index<'a>(FxHashSet<&'a [u8]>);
+
+impl<'a> Index<'a> {
+    fn new(paths: impl Iterator<Item = &'a Path>) -> Self {
+        Self(paths.map(|path| path.as_os_str().as_bytes()).collect())
+    }
+
+    /// `path` is normalised.
+    fn innermost<'p>(&self, path: &'p Path) -> Option<&'p Path> {
+        let mut rest = path.as_os_str().as_bytes();
+        loop {
+            if self.0.contains(rest) {
+                return Some(Path::new(OsStr::from_bytes(rest)));
+            }
+            match rest.iter().rposition(|byte| *byte == b'/') {
+                None => return None,
+                Some(0) if rest.len() == 1 => return None,
+                Some(0) => rest = &rest[..1],
+                Some(at) => rest = &rest[..at],
+            }
+        }
+    }
+}
+
 /// The real path of a surveyed path, or itself.
 pub fn real(survey: &Survey, path: &Path) -> PathBuf {
     match survey.get(path) {
@@ -100,13 +129,14 @@ pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>) -> Result<Vi
             origin: rule.origin.clone(),
         });
     }
+    let hidden_index = Index::new(hidden.iter().map(|(path, _)| path.as_path()));
     let mut links: Vec<(&FileRule, PathBuf, Vec<Link>)> = Vec::new();
     for rule in rules.iter().copied().filter(|rule| rule.access != Access::Hidden) {
         let Some((grant, crossed)) = grant(rule, survey)? else { continue };
         if std::ptr::eq(rule, &workspace) && grant.kind != Kind::Directory {
             return Err(CompileError::NotADirectory { path: policy.workspace.clone() });
         }
-        if hidden.iter().any(|(path, _)| covers(path, &grant.source.path)) {
+        if hidden_index.innermost(&grant.source.path).is_some() {
             continue;
         }
         if !crossed.is_empty() {
@@ -117,15 +147,16 @@ pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>) -> Result<Vi
     }
     check_links(&mut view, &links)?;
     drop_covered(&mut view.grants);
-    for (path, rule) in hidden {
-        if view.covering(&path).is_none() {
+    let granted = Index::new(view.grants.keys().map(PathBuf::as_path));
+    for (path, rule) in &hidden {
+        if granted.innermost(path).is_none() {
             continue;
         }
         let kind = match survey.get(&rule.path) {
             Found::Present { kind, .. } => Some(*kind),
             _ => None,
         };
-        view.hides.push(Hide { path, kind, origin: rule.origin.clone() });
+        view.hides.push(Hide { path: path.clone(), kind, origin: rule.origin.clone() });
     }
     view.hides.sort_by(|a, b| a.path.cmp(&b.path));
     view.hides.dedup_by(|a, b| a.path.starts_with(&b.path));
