@@ -137,6 +137,7 @@ pub fn compile(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'
         tier,
         identity: identity(host, tier),
         landlock: landlock(abi, tier, network, paths),
+        scratch: policy.limits.scratch.filter(|_| tier == Tier::Namespaces),
         redirects: files::redirects(&view, host, tier, choices.scratch),
         seccomp: SeccompPlan {
             strict: policy.kernel.strict,

@@ -297,14 +297,13 @@ pub fn redirects(view: &View, host: &Host, tier: Tier, scratch: Option<&Path>) -
 /// The mount steps of the namespaces tier, outer paths first.
 pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
     let mut steps: BTreeMap<PathBuf, MountStep> = BTreeMap::new();
-    let scratch = policy.limits.scratch;
     for (path, mode) in OWN {
         let target = PathBuf::from(path);
-        steps.insert(target.clone(), MountStep::Tmpfs { target, size: scratch, mode: *mode, writable: true });
+        steps.insert(target.clone(), MountStep::Private { target, mode: *mode, writable: true });
     }
     if let Some(target) = policy.home.dir.clone().filter(|dir| policy.home.mode != HomeMode::Read && dir.parent().is_some()) {
         let writable = policy.home.mode == HomeMode::Private;
-        steps.insert(target.clone(), MountStep::Tmpfs { target, size: scratch, mode: 0o700, writable });
+        steps.insert(target.clone(), MountStep::Private { target, mode: 0o700, writable });
     }
     steps.insert(MARKER.into(), MountStep::Directory { target: MARKER.into(), mode: 0o555 });
     for (at, to) in &view.links {
@@ -322,7 +321,7 @@ pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
                     .filter(|hide| view.covering(&hide.path).is_some_and(|(at, _)| at == path))
                     .filter_map(|hide| hide.path.strip_prefix(path).ok().map(Path::to_owned))
                     .collect();
-                MountStep::Overlay { source, target, size: scratch, whiteouts }
+                MountStep::Overlay { source, target, whiteouts }
             }
             access => MountStep::Bind {
                 source,
@@ -356,7 +355,7 @@ pub fn rules_inside(mounts: &[MountStep]) -> Vec<PathRule> {
     rules.push(rule("/proc", PathRights::Device));
     for step in mounts {
         let rights = match step {
-            MountStep::Tmpfs { writable: true, .. } | MountStep::Overlay { .. } | MountStep::Bind { writable: true, .. } => {
+            MountStep::Private { writable: true, .. } | MountStep::Overlay { .. } | MountStep::Bind { writable: true, .. } => {
                 PathRights::Write
             }
             MountStep::Bind { device: true, .. } => PathRights::Device,
