@@ -144,7 +144,8 @@ fn start_broker(listener: OwnedFd, setup: &Setup, private_devices: Vec<u64>) -> 
 
 /// Could a job put another socket in the place of this one?
 fn lies_in_writable(path: &Path, mounts: &[MountStep]) -> bool {
-    let innermost = mounts.iter().filter(|step| path.starts_with(step.target())).max_by_key(|step| step.target().components().count());
+    let innermost =
+        mounts.iter().filter(|step| path.starts_with(step.target())).max_by_key(|step| step.target().components().count());
     !matches!(innermost, Some(MountStep::Bind { writable: false, .. }))
 }
 
@@ -153,7 +154,8 @@ impl Init {
         let mut next_watch = self.memory.map(|_| Instant::now() + WATCH_FAST);
         loop {
             let timeout = next_watch.map_or(PollTimeout::NONE, |at| {
-                PollTimeout::try_from(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
+                PollTimeout::try_from(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
+                    .unwrap_or(PollTimeout::MAX)
             });
             let mut fds =
                 [PollFd::new(channel.as_fd(), PollFlags::POLLIN), PollFd::new(self.children.as_fd(), PollFlags::POLLIN)];

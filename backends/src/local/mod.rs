@@ -178,12 +178,7 @@ fn start_init(plan: &Plan, control: &Channel, cgroups: &[BorrowedFd<'_>]) -> Res
         args: &[CString::from(c"hermes-sandbox"), CString::from(c"init")],
         control: control.as_fd().as_raw_fd(),
         namespaces,
-        user: OneUser {
-            uid: identity.uid,
-            gid: identity.gid,
-            host_uid: identity.host_uid,
-            host_gid: identity.host_gid,
-        },
+        user: OneUser { uid: identity.uid, gid: identity.gid, host_uid: identity.host_uid, host_gid: identity.host_gid },
         drop_root: identity.idmap,
         capabilities: INIT_CAPABILITIES,
         cgroups: &cgroups.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>(),
