@@ -153,7 +153,7 @@ fn landlock(losses: &mut Losses<'_>, host: &Host, view: &View) {
     if host.uid == 0 {
         losses.lose(
             Guarantee::FilesWriteConfined,
-            "real root would enter: Landlock does not keep the owner of a file from changing its mode, setuid bit included",
+            "real root would enter: Landlock does not keep the owner of a file from changing its mode",
             "run as an ordinary user, or add --user NAME",
         );
     }
