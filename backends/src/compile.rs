@@ -30,7 +30,11 @@ pub struct Choices<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
     /// A rule names a path that is not there.
-    #[error("{} does not exist ({origin}); create it, or write ?{} if it may be absent", ospath::escaped(path), ospath::escaped(path))]
+    #[error(
+        "{} does not exist ({origin}); create it, or write ?{} if it may be absent",
+        ospath::escaped(path),
+        ospath::escaped(path)
+    )]
     Missing {
         /// The path.
         path: PathBuf,
@@ -48,24 +52,14 @@ pub enum CompileError {
         errno: i32,
     },
     /// A rule crosses a symlink that the sandbox could change.
-    #[error(
-        "{} ({origin}) crosses the symlink {}, which lies in {}, a tree that the sandbox may write; name the real path {}",
-        ospath::escaped(path), ospath::escaped(link), ospath::escaped(tree), ospath::escaped(real)
-    )]
-    CrossesWritable {
-        /// The path of the rule.
-        path: PathBuf,
-        /// Where the rule was written.
-        origin: Origin,
-        /// The symlink.
-        link: PathBuf,
-        /// The writable tree it lies in.
-        tree: PathBuf,
-        /// Where the path leads now.
-        real: PathBuf,
-    },
+    #[error("{0}")]
+    CrossesWritable(Box<Crossing>),
     /// The workspace is hidden by a rule.
-    #[error("the workspace {} is hidden by {} ({origin}); choose another workspace or remove that rule", ospath::escaped(workspace), ospath::escaped(path))]
+    #[error(
+        "the workspace {} is hidden by {} ({origin}); choose another workspace or remove that rule",
+        ospath::escaped(workspace),
+        ospath::escaped(path)
+    )]
     WorkspaceHidden {
         /// The workspace.
         workspace: PathBuf,
@@ -90,6 +84,28 @@ pub enum CompileError {
         /// `/proc` or `/dev`.
         own: PathBuf,
     },
+}
+
+/// A rule whose path leads through a symlink in a tree that the sandbox may write.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{} ({origin}) crosses the symlink {}, which lies in {}, a tree that the sandbox may write; name the real path {}",
+    ospath::escaped(path),
+    ospath::escaped(link),
+    ospath::escaped(tree),
+    ospath::escaped(real)
+)]
+pub struct Crossing {
+    /// The path of the rule.
+    pub path: PathBuf,
+    /// Where the rule was written.
+    pub origin: Origin,
+    /// The symlink.
+    pub link: PathBuf,
+    /// The writable tree it lies in.
+    pub tree: PathBuf,
+    /// Where the path leads now.
+    pub real: PathBuf,
 }
 
 /// Decides everything that will be done. Losses that forbid the start are in the plan, not an error.

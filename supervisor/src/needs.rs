@@ -36,9 +36,8 @@ fn add_program(policy: &mut Policy, caller: &Caller, workspace: &Path, program: 
         .chain([workspace.to_owned()])
         .collect();
     let trusted = |path: &Path| !writable.iter().any(|tree| path.starts_with(tree));
-    let granted = |path: &Path| {
-        path.starts_with(workspace) || policy.rule_for(path).is_some_and(|rule| rule.access != Access::Hidden)
-    };
+    let granted =
+        |path: &Path| path.starts_with(workspace) || policy.rule_for(path).is_some_and(|rule| rule.access != Access::Hidden);
     let ground = Ground { home: caller.home.as_deref(), trusted: &trusted, granted: &granted };
     let needs = closure(program, path, &caller.cwd, &ground);
     let rules: Vec<FileRule> = needs

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use hermes_backends::local::{HandedFd, Sandbox};
 use hermes_backends::plan::Plan;
 use hermes_backends::step::{Step, StepError};
-use hermes_profiles::ospath;
 use hermes_backends::wire::{Event as Answer, Request, Spawn, Stdio};
+use hermes_profiles::ospath;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, raise};
@@ -95,7 +95,12 @@ pub(crate) fn run(
         session.deadline = Some((Instant::now() + Duration::from_millis(timeout), Due::Timeout));
     }
     let status = session.wait()?;
-    session.sandbox.wait();
+    if cgroups.is_empty() {
+        session.sandbox.release();
+    } else {
+        // The control group can only be removed when init has left it.
+        session.sandbox.wait();
+    }
     Ok(status)
 }
 
@@ -119,10 +124,7 @@ fn spawn(plan: &Plan, command: &[OsString], environment: Vec<(OsString, OsString
         job: JOB,
         candidates: candidates(&command[0], path.as_deref().unwrap_or(OsStr::new(DEFAULT_PATH))),
         args: command.iter().map(|arg| arg.as_bytes().to_vec()).collect(),
-        environment: environment
-            .into_iter()
-            .map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat())
-            .collect(),
+        environment: environment.into_iter().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat()).collect(),
         cwd: plan.cwd.as_os_str().as_bytes().to_vec(),
         stdio: descriptors.map(|descriptor| descriptor.kind),
         umask: mask.bits(),
@@ -195,7 +197,8 @@ impl Session<'_> {
     /// Waits for something to do: (event, signal, output of the job, input for it).
     fn poll(&self) -> Result<(bool, bool, bool, bool), Error> {
         let timeout = self.deadline.map_or(PollTimeout::NONE, |(at, _)| {
-            PollTimeout::try_from(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
+            PollTimeout::try_from(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
+                .unwrap_or(PollTimeout::MAX)
         });
         let input = std::io::stdin();
         let relay = self.relay.as_ref();
@@ -222,7 +225,10 @@ impl Session<'_> {
     /// One event from init; the exit status when the job has ended.
     fn take_event(&mut self) -> Result<Option<u8>, Error> {
         match self.sandbox.event().map_err(|error| failed(&error, self.command))? {
-            None => Err(Error::setup("the sandbox's init ended unexpectedly").hint("was it killed, or out of memory? see the kernel log")),
+            None => {
+                Err(Error::setup("the sandbox's init ended unexpectedly")
+                    .hint("was it killed, or out of memory? see the kernel log"))
+            }
             Some((Answer::SetupFailed(error) | Answer::StartFailed { error, .. }, _)) => Err(failed(&error, self.command)),
             Some((Answer::Started { job }, _)) => {
                 if self.log.wanted() {
@@ -356,13 +362,18 @@ impl Session<'_> {
 fn failed(error: &StepError, command: &[OsString]) -> Error {
     let program = command.first().map(|program| ospath::escaped_bytes(program.as_bytes())).unwrap_or_default();
     match (error.step, error.errno()) {
-        (Step::Exec, Errno::ENOENT | Errno::ENOTDIR) => Error::new(Kind::NotFound, format!("{program}: command not found in the sandbox"))
-            .hint("it is looked for in PATH and in what the policy grants; `--ro DIR` grants a directory"),
-        (Step::Exec, Errno::E2BIG) => Error::new(Kind::NotExecutable, format!("{program}: arguments and environment are too long (E2BIG)")),
-        (Step::Exec, errno) => Error::new(Kind::NotExecutable, format!("{program}: cannot be executed: {} ({errno:?})", errno.desc())),
-        (Step::Namespaces | Step::IdMap | Step::Proc | Step::Loopback, _) => {
-            Error::setup(error.to_string()).hint("`hermes-sandbox doctor` says what this machine cannot do and how to change that")
+        (Step::Exec, Errno::ENOENT | Errno::ENOTDIR) => {
+            Error::new(Kind::NotFound, format!("{program}: command not found in the sandbox"))
+                .hint("it is looked for in PATH and in what the policy grants; `--ro DIR` grants a directory")
         }
+        (Step::Exec, Errno::E2BIG) => {
+            Error::new(Kind::NotExecutable, format!("{program}: arguments and environment are too long (E2BIG)"))
+        }
+        (Step::Exec, errno) => {
+            Error::new(Kind::NotExecutable, format!("{program}: cannot be executed: {} ({errno:?})", errno.desc()))
+        }
+        (Step::Namespaces | Step::IdMap | Step::Proc | Step::Loopback, _) => Error::setup(error.to_string())
+            .hint("`hermes-sandbox doctor` says what this machine cannot do and how to change that"),
         _ => Error::setup(error.to_string()),
     }
 }

@@ -10,7 +10,7 @@ use hermes_profiles::{Access, FileRule, HomeMode, Origin, Policy};
 
 use rustc_hash::FxHashSet;
 
-use super::{CompileError, rule};
+use super::{CompileError, Crossing, rule};
 use crate::host::Host;
 use crate::plan::{MountStep, PathRights, PathRule, Redirect, Source, Tier};
 use crate::survey::{Found, Kind, Link, Survey};
@@ -211,13 +211,13 @@ fn check_links(view: &mut View, links: &[(&FileRule, PathBuf, Vec<Link>)]) -> Re
                         hostile.push(target.clone());
                         continue;
                     }
-                    return Err(CompileError::CrossesWritable {
+                    return Err(CompileError::CrossesWritable(Box::new(Crossing {
                         path: rule.path.clone(),
                         origin: rule.origin.clone(),
                         link: link.at.clone(),
                         tree: tree.clone(),
                         real: target.clone(),
-                    });
+                    })));
                 }
                 Some(_) => {}
                 None => {
@@ -288,7 +288,8 @@ pub fn redirects(view: &View, host: &Host, tier: Tier, scratch: Option<&Path>) -
         return Vec::new();
     }
     let scratch = scratch.unwrap_or(Path::new("/tmp"));
-    let caches = CACHE_VARIABLES.iter().map(|(name, below)| Redirect { name: (*name).to_owned(), directory: scratch.join(below) });
+    let caches =
+        CACHE_VARIABLES.iter().map(|(name, below)| Redirect { name: (*name).to_owned(), directory: scratch.join(below) });
     let own_tmp = (tier == Tier::Landlock).then(|| Redirect { name: "TMPDIR".to_owned(), directory: scratch.to_owned() });
     own_tmp.into_iter().chain(caches).collect()
 }

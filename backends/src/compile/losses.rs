@@ -196,11 +196,7 @@ fn limits(losses: &mut Losses<'_>, host: &Host, plan: &Plan) {
         _ => "run in a delegated cgroup v2 (for example `systemd-run --user --scope -p Delegate=yes`)",
     };
     if plan.limits.memory_by == Enforcer::Watchdog {
-        losses.weaken(
-            Guarantee::MemoryLimited,
-            "no control group is to be had; init adds up resident memory and kills",
-            remedy,
-        );
+        losses.weaken(Guarantee::MemoryLimited, "no control group is to be had; init adds up resident memory and kills", remedy);
     }
     if plan.limits.processes_by == Enforcer::Nothing {
         losses.lose(

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use caps::{CapSet, Capability};
@@ -54,6 +54,8 @@ pub fn main() -> i32 {
 struct Init {
     tier: Tier,
     spawner: Spawner,
+    /// How the broker's start went; asked for before the first job, so that the two overlap.
+    broker: Option<Receiver<Result<(), StepError>>>,
     children: SignalFd,
     jobs: BTreeMap<JobId, Job>,
     terminal: Option<OwnedFd>,
@@ -105,10 +107,8 @@ fn set_up(setup: &Setup, mut fds: Vec<OwnedFd>) -> Result<Init, StepError> {
     if capable {
         keep_only(&[Capability::CAP_SYS_PTRACE]).at(Step::Capabilities)?;
     }
-    if let Some(listener) = listener {
-        start_broker(listener, setup, private_devices)?;
-    }
-    Ok(Init { tier: setup.tier, spawner, children, jobs: BTreeMap::new(), terminal: None, memory: setup.memory_watchdog })
+    let broker = listener.map(|listener| start_broker(listener, setup, private_devices)).transpose()?;
+    Ok(Init { broker, tier: setup.tier, spawner, children, jobs: BTreeMap::new(), terminal: None, memory: setup.memory_watchdog })
 }
 
 fn keep_only(wanted: &[Capability]) -> Result<(), Errno> {
@@ -120,7 +120,11 @@ fn keep_only(wanted: &[Capability]) -> Result<(), Errno> {
     caps::set(None, CapSet::Permitted, &wanted).map_err(refused)
 }
 
-fn start_broker(listener: OwnedFd, setup: &Setup, private_devices: Vec<u64>) -> Result<(), StepError> {
+fn start_broker(
+    listener: OwnedFd,
+    setup: &Setup,
+    private_devices: Vec<u64>,
+) -> Result<Receiver<Result<(), StepError>>, StepError> {
     let (in_writable, elsewhere): (Vec<PathBuf>, Vec<PathBuf>) =
         setup.unix_connect.iter().cloned().partition(|path| lies_in_writable(path, &setup.mounts));
     let open = |path: &PathBuf| openat(AT_FDCWD, path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).ok();
@@ -139,12 +143,13 @@ fn start_broker(listener: OwnedFd, setup: &Setup, private_devices: Vec<u64>) -> 
         Err(error) => drop(ready.send(Err(error))),
     };
     std::thread::Builder::new().name("hermes-broker".to_owned()).spawn(serve).at(Step::Thread)?;
-    outcome.recv().map_err(|_| StepError::new(Step::Broker, Errno::ESRCH))?
+    Ok(outcome)
 }
 
 /// Could a job put another socket in the place of this one?
 fn lies_in_writable(path: &Path, mounts: &[MountStep]) -> bool {
-    let innermost = mounts.iter().filter(|step| path.starts_with(step.target())).max_by_key(|step| step.target().components().count());
+    let innermost =
+        mounts.iter().filter(|step| path.starts_with(step.target())).max_by_key(|step| step.target().components().count());
     !matches!(innermost, Some(MountStep::Bind { writable: false, .. }))
 }
 
@@ -153,7 +158,8 @@ impl Init {
         let mut next_watch = self.memory.map(|_| Instant::now() + WATCH_FAST);
         loop {
             let timeout = next_watch.map_or(PollTimeout::NONE, |at| {
-                PollTimeout::try_from(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
+                PollTimeout::try_from(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
+                    .unwrap_or(PollTimeout::MAX)
             });
             let mut fds =
                 [PollFd::new(channel.as_fd(), PollFlags::POLLIN), PollFd::new(self.children.as_fd(), PollFlags::POLLIN)];
@@ -218,6 +224,10 @@ impl Init {
     }
 
     fn spawn(&mut self, spawn: Spawn, fds: Vec<OwnedFd>) -> Result<Pid, StepError> {
+        if let Some(broker) = &self.broker {
+            broker.recv().map_err(|_| StepError::new(Step::Broker, Errno::ESRCH))??;
+            self.broker = None;
+        }
         let mut fds = fds.into_iter();
         let terminal = self.terminal.take();
         let mut stdio = Vec::with_capacity(3);
@@ -261,6 +271,8 @@ impl Init {
             self.jobs.remove(&job);
             if last {
                 self.kill_all();
+                // What the event promises: nothing of the tree is left.
+                while matches!(waitpid(None, None), Ok(_) | Err(Errno::EINTR)) {}
             }
             let _ = channel.send(&Event::Exited { job, status: code }, &[]);
             if last {

@@ -131,6 +131,12 @@ impl Sandbox {
         self.reap();
     }
 
+    /// Lets init go after its last job's [`Event::Exited`]: nothing else is left, and it ends by itself. Does not wait for
+    /// the kernel to take the namespaces apart.
+    pub fn release(mut self) {
+        self.reaped = true;
+    }
+
     fn reap(&mut self) {
         if !self.reaped {
             self.reaped = true;
@@ -178,12 +184,7 @@ fn start_init(plan: &Plan, control: &Channel, cgroups: &[BorrowedFd<'_>]) -> Res
         args: &[CString::from(c"hermes-sandbox"), CString::from(c"init")],
         control: control.as_fd().as_raw_fd(),
         namespaces,
-        user: OneUser {
-            uid: identity.uid,
-            gid: identity.gid,
-            host_uid: identity.host_uid,
-            host_gid: identity.host_gid,
-        },
+        user: OneUser { uid: identity.uid, gid: identity.gid, host_uid: identity.host_uid, host_gid: identity.host_gid },
         drop_root: identity.idmap,
         capabilities: INIT_CAPABILITIES,
         cgroups: &cgroups.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>(),

@@ -27,7 +27,7 @@ const NO_EXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
 /// Parts of /proc that act on the whole machine (core_pattern, sysrq, interrupt affinity).
 const PROC_READ_ONLY: &[&str] = &["sys", "irq", "bus", "fs", "sysrq-trigger"];
 /// Parts of /proc that show memory, keys or timers of others.
-const PROC_MASKED: &[&str] = &["kcore", "keys", "timer_list", "key-users", "sched_debug", "acpi", "scsi"];
+const PROC_MASKED: &[&str] = &["kcore", "keys", "timer_list"];
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
 const DEVICE_LINKS: &[(&str, &str)] = &[
     ("ptmx", "pts/ptmx"),

@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::sys::stat::fstat;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use nix::sys::stat::fstat;
 use nix::time::{ClockId, clock_gettime};
 
 use super::BrokerConfig;
@@ -126,4 +126,3 @@ fn pinned(fd: &OwnedFd) -> Option<(u64, u64, OwnedFd)> {
     let stat = fstat(fd).ok()?;
     Some((stat.st_dev, stat.st_ino, fd.try_clone().ok()?))
 }
-

@@ -266,7 +266,8 @@ fn init(part: &str, stage: &Stage, port: u16) -> i32 {
         let listener = pidfd_getfd(task.as_fd(), i32::from_ne_bytes(number)).unwrap();
         let device = |name| identify(None, job::c_path(&stage.path(name)).as_c_str()).unwrap().device;
         let private_devices = if part == "rules" { vec![] } else { vec![device("private"), device("overlay")] };
-        let config = BrokerConfig { own_network, granted: vec![stage.path("granted.sock")], private_devices, ..Default::default() };
+        let config =
+            BrokerConfig { own_network, granted: vec![stage.path("granted.sock")], private_devices, ..Default::default() };
         std::fs::File::from(to_job).write_all(b"k").unwrap();
         let (notes, refusals) = sync_channel(100);
         let broker = std::thread::spawn(move || Broker::new(listener, &config).map(|it| it.tell(notes).serve()));
