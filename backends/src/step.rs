@@ -74,6 +74,8 @@ pub enum Step {
     Exec,
     /// Start the broker of unix sockets.
     Broker,
+    /// Reach the process that starts jobs.
+    Spawner,
 }
 
 impl Step {
@@ -111,6 +113,7 @@ impl Step {
             Self::WorkingDirectory => "enter the working directory",
             Self::Exec => "execute",
             Self::Broker => "start the unix socket broker",
+            Self::Spawner => "reach the sandbox's process that starts commands",
         }
     }
 }

@@ -52,6 +52,17 @@ pub fn restrict(plan: &LandlockPlan, handed: &[Handed]) -> Result<(), StepError>
     ruleset.restrict_self().map(drop).map_err(|_| StepError::new(Step::Landlock, Errno::last()))
 }
 
+/// Puts the calling thread into a domain that only keeps its signals in: `kill(-1)` then reaches what it starts from now
+/// on, all at once, and nothing else. The kernel signals under the lock that a fork needs, so no fork outruns it.
+///
+/// # Errors
+/// [`Step::Landlock`].
+pub fn keep_signals_in() -> Result<(), StepError> {
+    let error = |_| StepError::new(Step::Landlock, Errno::last());
+    let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement).scope(Scope::Signal).map_err(error)?;
+    ruleset.create().map_err(error)?.restrict_self().map(drop).map_err(error)
+}
+
 fn create(plan: &LandlockPlan, abi: ABI) -> Result<RulesetCreated, StepError> {
     let error = |_| StepError::new(Step::Landlock, Errno::last());
     let mut ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
