@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use hermes_backends::wire::Stdio;
+use hermes_backends::wire::{Opened, Stdio};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{SockType, getsockopt, sockopt};
 use nix::sys::stat::{FileStat, SFlag, fstat, major, minor};
@@ -17,8 +17,8 @@ pub(crate) struct Descriptor {
     pub(crate) kind: Stdio,
     /// A file or device that a job may open again by `/proc/self/fd`.
     pub(crate) reopenable: bool,
-    /// Opened for writing.
-    pub(crate) writable: bool,
+    /// How it was opened.
+    pub(crate) opened: Opened,
 }
 
 /// Looks at descriptors 0, 1 and 2.
@@ -43,8 +43,8 @@ fn judge(fd: BorrowedFd<'_>) -> Result<Descriptor, &'static str> {
     if flags & libc_o_path() != 0 {
         return Err("an O_PATH descriptor");
     }
-    let writable = flags & OFlag::O_ACCMODE.bits() != OFlag::O_RDONLY.bits();
-    let handed = |reopenable| Ok(Descriptor { kind: Stdio::Handed, reopenable, writable });
+    let opened = opened(flags);
+    let handed = |reopenable| Ok(Descriptor { kind: Stdio::Handed, reopenable, opened });
     match SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) {
         SFlag::S_IFREG => handed(true),
         SFlag::S_IFIFO => handed(false),
@@ -54,12 +54,19 @@ fn judge(fd: BorrowedFd<'_>) -> Result<Descriptor, &'static str> {
             _ => Err("a datagram or raw socket"),
         },
         // The host's terminal stays outside: whoever holds it can read what is typed and set its modes.
-        SFlag::S_IFCHR if fd.is_terminal() => Ok(Descriptor { kind: Stdio::Terminal, reopenable: false, writable: true }),
+        SFlag::S_IFCHR if fd.is_terminal() => Ok(Descriptor { kind: Stdio::Terminal, reopenable: false, opened }),
         SFlag::S_IFCHR if harmless_device(&stat) => handed(true),
         SFlag::S_IFCHR | SFlag::S_IFBLK => Err("a device"),
         // Anonymous inodes: memory files come out as regular files above; what is left has no use as standard stream.
         _ => Err("neither a file, a pipe nor a terminal"),
     }
+}
+
+fn opened(flags: i32) -> Opened {
+    let mode = flags & OFlag::O_ACCMODE.bits();
+    // Mode 3 neither reads nor writes (open(2)).
+    let either = mode == OFlag::O_RDWR.bits();
+    Opened { readable: either || mode == OFlag::O_RDONLY.bits(), writable: either || mode == OFlag::O_WRONLY.bits() }
 }
 
 fn libc_o_path() -> i32 {

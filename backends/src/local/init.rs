@@ -98,7 +98,7 @@ fn set_up(setup: &Setup, mut fds: Vec<OwnedFd>) -> Result<Init, StepError> {
     if fds.len() != setup.trees.len() || handed_fds.len() != setup.handed.len() {
         return Err(StepError::new(Step::Message, Errno::EBADMSG));
     }
-    let handed = handed_fds.into_iter().zip(&setup.handed).map(|(fd, &writable)| Handed { fd, writable }).collect();
+    let handed = handed_fds.into_iter().zip(&setup.handed).map(|(fd, &opened)| Handed { fd, opened }).collect();
     let private_devices = match namespaces {
         true => root::enter(&setup.mounts, setup.trees.iter().map(|&i| i as usize).zip(fds).collect())?,
         false => Vec::new(),

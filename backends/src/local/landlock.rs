@@ -14,6 +14,7 @@ use nix::sys::stat::{Mode, fstat};
 
 use crate::plan::{LandlockPlan, PathRights};
 use crate::step::{At, Step, StepError};
+use crate::wire::Opened;
 
 /// The highest ABI that the crate and this program know.
 pub const KNOWN_ABI: u32 = 10;
@@ -23,8 +24,8 @@ pub const KNOWN_ABI: u32 = 10;
 pub struct Handed {
     /// The file or terminal.
     pub fd: OwnedFd,
-    /// May it be written?
-    pub writable: bool,
+    /// How it was opened.
+    pub opened: Opened,
 }
 
 /// Puts the calling thread, and what it starts from now on, into a new domain.
@@ -45,8 +46,8 @@ pub fn restrict(plan: &LandlockPlan, handed: &[Handed]) -> Result<(), StepError>
     }
     if plan.handle_files {
         for file in handed {
-            let wanted = if file.writable { PathRights::Device } else { PathRights::Read };
-            ruleset = add(ruleset, &file.fd, rights(wanted, abi)).map_err(|errno| StepError::new(Step::Landlock, errno))?;
+            ruleset =
+                add(ruleset, &file.fd, reopening(file.opened, abi)).map_err(|errno| StepError::new(Step::Landlock, errno))?;
         }
     }
     ruleset.restrict_self().map(drop).map_err(|_| StepError::new(Step::Landlock, Errno::last()))
@@ -97,10 +98,43 @@ fn rights(rights: PathRights, abi: ABI) -> BitFlags<AccessFs> {
     }
 }
 
+/// Rights for opening a handed descriptor again: no more than it was opened for.
+fn reopening(opened: Opened, abi: ABI) -> BitFlags<AccessFs> {
+    let mut rights = BitFlags::empty();
+    if opened.readable {
+        rights |= AccessFs::ReadFile;
+    }
+    if opened.writable {
+        rights |= AccessFs::WriteFile | AccessFs::Truncate;
+    }
+    (rights | AccessFs::IoctlDev) & files(abi)
+}
+
 fn add(ruleset: RulesetCreated, fd: &OwnedFd, mut rights: BitFlags<AccessFs>) -> Result<RulesetCreated, Errno> {
     // The kernel refuses directory rights on anything else (landlock_add_rule(2), EINVAL).
     if fstat(fd)?.st_mode & libc::S_IFMT != libc::S_IFDIR {
         rights &= AccessFs::from_file(ABI::V5);
     }
+    // Nor a rule that allows nothing (ENOMSG).
+    if rights.is_empty() {
+        return Ok(ruleset);
+    }
     ruleset.add_rule(PathBeneath::new(fd.as_fd(), rights)).map_err(|_| Errno::last())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_is_reopened_for_what_it_was_opened_for() {
+        let rights = |readable, writable| reopening(Opened { readable, writable }, ABI::V5);
+        assert!(!rights(false, true).contains(AccessFs::ReadFile));
+        assert!(!rights(true, false).intersects(AccessFs::WriteFile | AccessFs::Truncate));
+        assert!(rights(true, true).contains(AccessFs::ReadFile | AccessFs::WriteFile));
+        assert!(!rights(true, true).contains(AccessFs::Execute));
+        assert!(
+            !reopening(Opened { readable: true, writable: true }, ABI::V2).intersects(AccessFs::Truncate | AccessFs::IoctlDev)
+        );
+    }
 }
