@@ -90,7 +90,10 @@ pub enum CompileError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{} ({origin}) crosses the symlink {}, which lies in {}, a tree that the sandbox may write; name the real path {}",
-    ospath::escaped(path), ospath::escaped(link), ospath::escaped(tree), ospath::escaped(real)
+    ospath::escaped(path),
+    ospath::escaped(link),
+    ospath::escaped(tree),
+    ospath::escaped(real)
 )]
 pub struct Crossing {
     /// The path of the rule.

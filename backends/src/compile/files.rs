@@ -522,7 +522,7 @@ pub fn rules_inside(mounts: &[MountStep]) -> Vec<PathRule> {
 
 /// Landlock rules on the host's own paths. Hidden paths inside a grant cannot be expressed; that loss is named.
 pub fn rules_outside(view: &View, scratch: Option<&Path>) -> Vec<PathRule> {
-    let mut rules: Vec<PathRule> = ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"]
+    let mut rules: Vec<PathRule> = ["null", "zero", "full", "random", "urandom", "tty"]
         .iter()
         .map(|device| rule(Path::new("/dev").join(device), PathRights::Device))
         .collect();
