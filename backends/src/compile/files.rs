@@ -535,7 +535,7 @@ pub fn rules_outside(view: &View, scratch: Option<&Path>) -> Vec<PathRule> {
             (_, Kind::Device) => PathRights::Device,
             _ => PathRights::Read,
         };
-        rule(path, rights)
+        PathRule { identity: Some((grant.source.dev, grant.source.ino)), ..rule(path, rights) }
     }));
     rules
 }

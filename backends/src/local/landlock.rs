@@ -12,7 +12,8 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{Mode, fstat};
 
-use crate::plan::{LandlockPlan, PathRights};
+use super::root::open_source;
+use crate::plan::{LandlockPlan, PathRights, PathRule, Source};
 use crate::step::{At, Step, StepError};
 use crate::wire::Opened;
 
@@ -36,10 +37,10 @@ pub fn restrict(plan: &LandlockPlan, handed: &[Handed]) -> Result<(), StepError>
     let abi = ABI::from(plan.abi as i32);
     let mut ruleset = create(plan, abi)?;
     for rule in &plan.paths {
-        let fd = match open(&rule.path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()) {
+        let fd = match open_rule(rule) {
             // Gone since it was looked at: a rule that is not made allows nothing.
-            Err(Errno::ENOENT) => continue,
-            other => other.at_path(Step::Open, &rule.path)?,
+            Err(error) if error.errno() == Errno::ENOENT => continue,
+            other => other?,
         };
         ruleset =
             add(ruleset, &fd, rights(rule.rights, abi)).map_err(|errno| StepError::on(Step::Landlock, &rule.path, errno))?;
@@ -51,6 +52,13 @@ pub fn restrict(plan: &LandlockPlan, handed: &[Handed]) -> Result<(), StepError>
         }
     }
     ruleset.restrict_self().map(drop).map_err(|_| StepError::new(Step::Landlock, Errno::last()))
+}
+
+fn open_rule(rule: &PathRule) -> Result<OwnedFd, StepError> {
+    match rule.identity {
+        Some((dev, ino)) => open_source(&Source { path: rule.path.clone(), dev, ino }),
+        None => open(&rule.path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).at_path(Step::Open, &rule.path),
+    }
 }
 
 /// Puts the calling thread into a domain that only keeps its signals in: `kill(-1)` then reaches what it starts from now
@@ -124,7 +132,30 @@ fn add(ruleset: RulesetCreated, fd: &OwnedFd, mut rights: BitFlags<AccessFs>) ->
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::fs::{MetadataExt, symlink};
+
     use super::*;
+
+    #[test]
+    fn a_rule_is_made_for_the_file_that_was_checked() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = std::fs::canonicalize(dir.path()).unwrap();
+        let (path, other) = (dir.join("granted"), dir.join("other"));
+        std::fs::create_dir(&path).unwrap();
+        std::fs::create_dir(&other).unwrap();
+        let stat = std::fs::metadata(&path).unwrap();
+        let rule = PathRule { path: path.clone(), identity: Some((stat.dev(), stat.ino())), rights: PathRights::Read };
+        assert!(open_rule(&rule).is_ok());
+        std::fs::rename(&path, dir.join("away")).unwrap();
+        assert_eq!(open_rule(&rule).unwrap_err().errno(), Errno::ENOENT);
+        symlink(&other, &path).unwrap();
+        assert_eq!(open_rule(&rule).unwrap_err().step, Step::Changed);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::rename(&other, &path).unwrap();
+        assert_eq!(open_rule(&rule).unwrap_err().step, Step::Changed);
+    }
 
     #[test]
     fn a_descriptor_is_reopened_for_what_it_was_opened_for() {
