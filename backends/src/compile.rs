@@ -267,7 +267,7 @@ fn wanted(policy: &Policy, guarantee: Guarantee) -> bool {
 }
 
 fn rule(path: impl Into<PathBuf>, rights: PathRights) -> PathRule {
-    PathRule { path: path.into(), rights }
+    PathRule { path: path.into(), identity: None, rights }
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ fn tmpfs(path: &str, writable: bool) -> MountStep {
 }
 
 fn allowed(path: &str, rights: PathRights) -> PathRule {
-    PathRule { path: path.into(), rights }
+    PathRule { path: path.into(), identity: None, rights }
 }
 
 fn plan() -> Plan {

@@ -529,7 +529,7 @@ pub fn rules_inside(mounts: &[MountStep]) -> Vec<PathRule> {
 
 /// Landlock rules on the host's own paths. Hidden paths inside a grant cannot be expressed; that loss is named.
 pub fn rules_outside(view: &View, scratch: Option<&Path>) -> Vec<PathRule> {
-    let mut rules: Vec<PathRule> = ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"]
+    let mut rules: Vec<PathRule> = ["null", "zero", "full", "random", "urandom", "tty"]
         .iter()
         .map(|device| rule(Path::new("/dev").join(device), PathRights::Device))
         .collect();
@@ -542,7 +542,7 @@ pub fn rules_outside(view: &View, scratch: Option<&Path>) -> Vec<PathRule> {
             (_, Kind::Device) => PathRights::Device,
             _ => PathRights::Read,
         };
-        rule(path, rights)
+        PathRule { identity: Some((grant.source.dev, grant.source.ino)), ..rule(path, rights) }
     }));
     rules
 }
