@@ -90,10 +90,7 @@ pub enum CompileError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{} ({origin}) crosses the symlink {}, which lies in {}, a tree that the sandbox may write; name the real path {}",
-    ospath::escaped(path),
-    ospath::escaped(link),
-    ospath::escaped(tree),
-    ospath::escaped(real)
+    ospath::escaped(path), ospath::escaped(link), ospath::escaped(tree), ospath::escaped(real)
 )]
 pub struct Crossing {
     /// The path of the rule.
@@ -110,11 +107,30 @@ pub struct Crossing {
 
 /// Decides everything that will be done. Losses that forbid the start are in the plan, not an error.
 ///
+/// When the caller does not insist on a tier it is namespaces, unless this host has none and Landlock alone loses
+/// nothing that the policy requires.
+///
 /// # Errors
 /// Rules that no plan can honour.
 pub fn compile(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>) -> Result<Plan, CompileError> {
-    let tier = choices.tier.unwrap_or_else(|| losses::tier(policy, host));
-    let mut view = files::grants(policy, survey, choices.cwd)?;
+    let plan = |tier| plan(policy, host, survey, choices, tier);
+    match choices.tier {
+        Some(tier) => plan(tier),
+        None if losses::why_no_namespaces(host).is_none() => plan(Tier::Namespaces),
+        None => {
+            let landlock = plan(Tier::Landlock)?;
+            if landlock.fatal().next().is_none() {
+                return Ok(landlock);
+            }
+            let mut namespaces = plan(Tier::Namespaces)?;
+            losses::point_to(&landlock, &mut namespaces);
+            Ok(namespaces)
+        }
+    }
+}
+
+fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tier: Tier) -> Result<Plan, CompileError> {
+    let mut view = files::grants(policy, survey, choices.cwd, tier)?;
     if tier == Tier::Landlock {
         files::drop_caches_with_secrets(&mut view);
     }
@@ -137,27 +153,27 @@ pub fn compile(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'
         tier,
         identity: identity(host, tier),
         landlock: landlock(abi, tier, network, paths),
+        scratch: policy.limits.scratch.filter(|_| tier == Tier::Namespaces),
         redirects: files::redirects(&view, host, tier, choices.scratch),
         seccomp: SeccompPlan {
             strict: policy.kernel.strict,
             nested_sandbox: policy.kernel.nested_sandbox,
-            notify_connect: tier == Tier::Namespaces,
+            notify_connect: tier == Tier::Namespaces && host.notify.works(),
             unix_sockets: tier == Tier::Namespaces,
             unix_datagram: policy.kernel.unix_datagram && tier == Tier::Namespaces,
             inet_sockets: network != NetworkPlan::NoSockets,
             deny_ipc: tier == Tier::Landlock,
         },
         network,
-        unix_connect: policy.unix.connect.iter().map(|path| files::real(survey, path)).collect(),
         limits: limits(&policy.limits, host, tier),
-        cwd: view.cwd.clone(),
         mounts,
         lost: Vec::new(),
         weakened: Vec::new(),
+        unix_connect: Vec::new(),
+        cwd: PathBuf::new(),
     };
-    let (lost, weakened) = losses::find(policy, host, &view, &plan);
-    plan.lost = lost;
-    plan.weakened = weakened;
+    (plan.lost, plan.weakened) = losses::find(policy, host, &view, &plan);
+    (plan.unix_connect, plan.cwd) = (view.sockets, view.cwd);
     Ok(plan)
 }
 
@@ -236,3 +252,6 @@ fn wanted(policy: &Policy, guarantee: Guarantee) -> bool {
 fn rule(path: impl Into<PathBuf>, rights: PathRights) -> PathRule {
     PathRule { path: path.into(), rights }
 }
+
+#[cfg(test)]
+mod tests;

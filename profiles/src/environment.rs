@@ -178,7 +178,7 @@ pub(crate) fn socket_of(name: &str, value: &OsStr, caller: &Caller) -> Option<Pa
     let path = PathBuf::from(OsString::from_vec(path));
     let path = Some(path).filter(|path| path.is_absolute()).map(|path| normalise(&path))?;
     // A socket is a leaf: a value that names the root or the home would open all of it.
-    (!is_broad(&path, caller) && !path.as_os_str().as_bytes().contains(&0)).then_some(path)
+    (!is_broad(&path, caller.home.as_deref()) && !path.as_os_str().as_bytes().contains(&0)).then_some(path)
 }
 
 /// The path in one address of a D-Bus server list, with its `%xx` undone.

@@ -262,8 +262,9 @@ fn broad_grants_need_a_word() {
         let text = error(&request, &Memory::default());
         assert!(text.contains("--allow-broad"), "{text}");
         request.overrides.allow_broad = true;
-        policy(&request, &Memory::default());
+        assert!(policy(&request, &Memory::default()).allow_broad);
     }
+    assert!(!policy(&request("agent"), &Memory::default()).allow_broad);
     assert!(error(&flags(|f| f.rw = vec!["/home".into()]), &Memory::default()).contains("--rw: /home: too much to be writable"));
     policy(&flags(|f| f.ro = vec!["/".into()]), &Memory::default());
     // Some people keep their Go tree in their home directory itself.

@@ -18,15 +18,18 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::{Mode, umask};
+use nix::unistd::Pid;
 
 use crate::error::{Error, Kind};
 use crate::events::{Event, Log};
 use crate::output;
 use crate::stdio::{self, Descriptor};
-use crate::terminal::Relay;
+use crate::terminal::{Relay, Typed};
 
 /// The only job of a `run`.
 const JOB: u32 = 1;
+/// Time between Ctrl-Z and the stop.
+const TIDY: Duration = Duration::from_millis(100);
 /// A second Ctrl-C within this time kills.
 const IMPATIENCE: Duration = Duration::from_secs(2);
 /// What `timeout` is answered with.
@@ -89,8 +92,19 @@ pub(crate) fn run(
     }
     sandbox.spawn(spawn, &passed).map_err(to_error)?;
     drop(passed);
-    let mut session =
-        Session { plan, command, sandbox, signals, relay, log, deadline: None, interrupted: None, timed_out: false };
+    let mut session = Session {
+        plan,
+        command,
+        sandbox,
+        signals,
+        relay,
+        log,
+        deadline: None,
+        interrupted: None,
+        leader: None,
+        suspend: None,
+        timed_out: false,
+    };
     if let Some(timeout) = plan.limits.timeout {
         session.deadline = Some((Instant::now() + Duration::from_millis(timeout), Due::Timeout));
     }
@@ -163,6 +177,10 @@ struct Session<'a> {
     log: &'a mut Log,
     deadline: Option<(Instant, Due)>,
     interrupted: Option<Instant>,
+    /// The job's own process group, known once it runs.
+    leader: Option<Pid>,
+    /// When to stop the job because of Ctrl-Z.
+    suspend: Option<Instant>,
     timed_out: bool,
 }
 
@@ -177,8 +195,12 @@ impl Session<'_> {
                 relay.flush();
                 relay.copy_output();
             }
-            if input && self.relay.as_mut().is_some_and(|relay| !relay.take_input()) {
-                self.forward(Signal::SIGHUP)?;
+            if input {
+                match self.relay.as_mut().map(Relay::take_input) {
+                    Some(Typed::HungUp) => self.forward(Signal::SIGHUP)?,
+                    Some(Typed::Suspend) => self.suspend_soon(),
+                    Some(Typed::Text) | None => {}
+                }
             }
             if signal {
                 self.take_signals()?;
@@ -196,7 +218,8 @@ impl Session<'_> {
 
     /// Waits for something to do: (event, signal, output of the job, input for it).
     fn poll(&self) -> Result<(bool, bool, bool, bool), Error> {
-        let timeout = self.deadline.map_or(PollTimeout::NONE, |(at, _)| {
+        let next = self.deadline.map(|(at, _)| at).into_iter().chain(self.suspend).min();
+        let timeout = next.map_or(PollTimeout::NONE, |at| {
             PollTimeout::try_from(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
                 .unwrap_or(PollTimeout::MAX)
         });
@@ -231,6 +254,7 @@ impl Session<'_> {
             }
             Some((Answer::SetupFailed(error) | Answer::StartFailed { error, .. }, _)) => Err(failed(&error, self.command)),
             Some((Answer::Started { job }, _)) => {
+                self.leader = self.relay.as_ref().and_then(Relay::foreground);
                 if self.log.wanted() {
                     let argv = self.command.iter().map(|arg| ospath::escaped_bytes(arg.as_bytes())).collect();
                     self.log.write(&Event::JobStart { job, argv, cwd: output::path(&self.plan.cwd) })?;
@@ -243,7 +267,13 @@ impl Session<'_> {
                 self.log.write(&Event::JobExit { job, status: exit, signal: by })?;
                 Ok(Some(exit.unwrap_or(128 + signal as u8)))
             }
-            Some((Answer::Stopped { signal, .. }, _)) => self.stop(signal).map(|()| None),
+            Some((Answer::Stopped { signal, .. }, _)) => {
+                // Our own SIGSTOP has been seen to already; a job that stops itself otherwise stops us with it.
+                if self.relay.is_some() && signal != Signal::SIGSTOP as i32 {
+                    self.stop()?;
+                }
+                Ok(None)
+            }
             Some((Answer::MemoryExceeded { resident }, _)) => {
                 let limit = self.plan.limits.memory.unwrap_or(0);
                 output::complain(&format!(
@@ -258,11 +288,17 @@ impl Session<'_> {
         }
     }
 
-    /// The job was stopped (Ctrl-Z on its terminal): stop with it, and continue it when continued.
-    fn stop(&mut self, signal: i32) -> Result<(), Error> {
-        if self.relay.is_none() || signal == Signal::SIGSTOP as i32 {
-            return Ok(());
+    /// Ctrl-Z. The kernel ignores it for a job that is its session's only group (an orphaned one, POSIX.1 3.264), so that
+    /// job is stopped after it had its chance to tidy the screen; a shell inside sees to its own jobs.
+    fn suspend_soon(&mut self) {
+        let front = self.relay.as_ref().and_then(Relay::foreground);
+        if front.is_some() && (self.leader.is_none() || front == self.leader) {
+            self.suspend = Some(Instant::now() + TIDY);
         }
+    }
+
+    /// The job was stopped (Ctrl-Z on its terminal): stop with it, and continue it when continued.
+    fn stop(&mut self) -> Result<(), Error> {
         if let Some(relay) = &mut self.relay {
             relay.leave();
         }
@@ -339,6 +375,11 @@ impl Session<'_> {
     }
 
     fn check_deadline(&mut self) -> Result<(), Error> {
+        if self.suspend.is_some_and(|at| at <= Instant::now()) {
+            self.suspend = None;
+            self.send(Signal::SIGSTOP, true)?;
+            return self.stop();
+        }
         match self.deadline {
             Some((at, due)) if at <= Instant::now() => {
                 self.deadline = None;

@@ -428,9 +428,39 @@ fn the_hosts_root_cannot_be_walked_to_through_proc() {
 #[test]
 fn modes_and_umask_are_kept() {
     let sandbox = Sandbox::new();
-    sandbox.sh("umask 027; echo x > f; mkdir d; echo y > g; chmod 4711 g").ok();
+    sandbox.sh("umask 027; echo x > f; mkdir d; echo y > g; chmod 1711 g").ok();
     let mode = |name: &str| fs::metadata(sandbox.workspace.join(name)).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode("f"), mode("d"), mode("g")), (0o640, 0o750, 0o711));
+}
+
+#[test]
+fn no_program_is_left_that_lends_its_owners_rights() {
+    let sandbox = Sandbox::new();
+    let program = "import os\n\
+        def tell(name, act):\n try: act(); print('DONE', name)\n except OSError as e: print('REFUSED', name, e.errno)\n\
+        open('f', 'w').close(); f = os.open('f', os.O_RDWR)\n\
+        create = os.O_CREAT | os.O_EXCL | os.O_WRONLY\n\
+        for bit in (0, 0o2000, 0o4000):\n\
+        \x20mode = bit | 0o711\n\
+        \x20tell('chmod %o' % bit, lambda: os.chmod('f', mode))\n\
+        \x20tell('fchmod %o' % bit, lambda: os.fchmod(f, mode))\n\
+        \x20tell('mknod %o' % bit, lambda: os.mknod('n%o' % bit, mode))\n\
+        \x20tell('open %o' % bit, lambda: os.open('o%o' % bit, create, mode))\n";
+    let ran = sandbox.plain_python(program).ok();
+    assert!(!ran.stdout.contains("REFUSED"), "the control fails: {}", ran.stdout);
+    for name in ["f", "n0", "o0", "n2000", "o2000", "n4000", "o4000"] {
+        fs::remove_file(sandbox.workspace.join(name)).unwrap();
+    }
+    let ran = sandbox.python(program).ok();
+    for call in ["chmod", "fchmod", "mknod", "open"] {
+        for bit in ["2000", "4000"] {
+            assert!(ran.stdout.contains(&format!("REFUSED {call} {bit} 1")), "{}", ran.stdout);
+        }
+        assert!(ran.stdout.contains(&format!("DONE {call} 0")), "{}", ran.stdout);
+    }
+    for entry in fs::read_dir(&sandbox.workspace).unwrap() {
+        assert_eq!(entry.unwrap().metadata().unwrap().permissions().mode() & 0o6000, 0);
+    }
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! From path rules to grants, mounts and Landlock rules.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -31,6 +30,8 @@ pub struct Grant {
     pub source: Source,
     /// What it is.
     pub kind: Kind,
+    /// Can the policy do without it?
+    pub optional: bool,
 }
 
 /// A hidden path inside a grant.
@@ -40,8 +41,17 @@ pub struct Hide {
     pub path: PathBuf,
     /// What it is; `None` when it is not there.
     pub kind: Option<Kind>,
-    /// Where the rule was written.
-    pub origin: Origin,
+    /// Why it could not be looked at; 0 when it could.
+    pub errno: i32,
+}
+
+/// A path inside a writable grant that a rule makes read-only, and that nothing can be mounted on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unkept {
+    /// The path.
+    pub path: PathBuf,
+    /// Why it could not be looked at; 0 when it is not there.
+    pub errno: i32,
 }
 
 /// What a policy's path rules come to on this machine.
@@ -51,20 +61,41 @@ pub struct View {
     pub grants: BTreeMap<PathBuf, Grant>,
     /// Hidden paths that lie in a grant.
     pub hides: Vec<Hide>,
+    /// What cannot be kept from being written or made.
+    pub unkept: Vec<Unkept>,
+    /// The sandbox's own file systems, which stand in front of grants around them: (path, mode, writable).
+    pub own: Vec<(PathBuf, u32, bool)>,
     /// Symlinks to be made where no grant holds them.
     pub links: BTreeMap<PathBuf, PathBuf>,
+    /// Host sockets that may be connected to.
+    pub sockets: Vec<PathBuf>,
     /// Where the command starts.
     pub cwd: PathBuf,
 }
 
 impl View {
-    /// The innermost grant that covers `path`.
+    /// The innermost grant that covers `path`, unless a file system of the sandbox's own comes between.
     pub fn covering(&self, path: &Path) -> Option<(&PathBuf, &Grant)> {
-        self.grants.iter().filter(|(at, _)| covers(at, path)).max_by_key(|(at, _)| at.as_os_str().len())
+        let length = |path: &Path| path.as_os_str().len();
+        let innermost = self.grants.iter().filter(|(at, _)| covers(at, path)).max_by_key(|(at, _)| length(at))?;
+        let shadowed = self.own.iter().any(|(own, ..)| length(own) > length(innermost.0) && covers(own, path));
+        (!shadowed).then_some(innermost)
+    }
+
+    /// The grant around the one at `path`.
+    fn around(&self, path: &Path) -> Option<(&PathBuf, &Grant)> {
+        if self.own.iter().any(|(own, ..)| own == path) { None } else { self.covering(path.parent()?) }
+    }
+
+    /// A grant that may not be written and lies in one that may.
+    pub fn kept_from_writing(&self) -> Option<&Path> {
+        let writable = |(_, grant): (&PathBuf, &Grant)| grant.access == Access::Write;
+        let kept = |(path, grant): &(&PathBuf, &Grant)| grant.access != Access::Write && self.around(path).is_some_and(writable);
+        self.grants.iter().find(kept).map(|(path, _)| path.as_path())
     }
 }
 
-/// Answers which of many paths is the innermost one around another; asked for every rule of a policy at every start.
+/// Answers which of many paths is around another; asked for every rule of a policy at every start.
 struct Index<'a>(FxHashSet<&'a [u8]>);
 
 impl<'a> Index<'a> {
@@ -72,20 +103,11 @@ impl<'a> Index<'a> {
         Self(paths.map(|path| path.as_os_str().as_bytes()).collect())
     }
 
-    /// `path` is normalised.
-    fn innermost<'p>(&self, path: &'p Path) -> Option<&'p Path> {
-        let mut rest = path.as_os_str().as_bytes();
-        loop {
-            if self.0.contains(rest) {
-                return Some(Path::new(OsStr::from_bytes(rest)));
-            }
-            match rest.iter().rposition(|byte| *byte == b'/') {
-                None => return None,
-                Some(0) if rest.len() == 1 => return None,
-                Some(0) => rest = &rest[..1],
-                Some(at) => rest = &rest[..at],
-            }
-        }
+    /// Is `path`, normalised, one of them or below one?
+    fn covers(&self, path: &Path) -> bool {
+        let path = path.as_os_str().as_bytes();
+        let parents = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &path[..at.max(1)]);
+        !self.0.is_empty() && (self.0.contains(path) || parents.into_iter().any(|parent| self.0.contains(parent)))
     }
 }
 
@@ -106,61 +128,87 @@ pub fn paths_of(policy: &Policy) -> Vec<&Path> {
     paths
 }
 
-/// Resolves all rules to grants and hides.
-pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>) -> Result<View, CompileError> {
-    let workspace = FileRule {
-        path: policy.workspace.clone(),
-        access: policy.workspace_access,
-        optional: false,
-        origin: Origin::Flag("--workspace".into()),
-    };
-    let mut view = View::default();
-    let home = home_rule(policy);
-    let rules: Vec<&FileRule> = policy.files.iter().chain([&workspace]).chain(&home).collect();
-    let hidden: Vec<(PathBuf, &FileRule)> =
-        rules.iter().filter(|r| r.access == Access::Hidden).map(|r| (real(survey, &r.path), *r)).collect();
-    let workspace_real = real(survey, &policy.workspace);
-    if let Some((path, rule)) = hidden.iter().find(|(path, _)| covers(path, &workspace_real))
-        && policy.workspace_access != Access::Hidden
-    {
-        return Err(CompileError::WorkspaceHidden {
-            workspace: policy.workspace.clone(),
-            path: path.clone(),
-            origin: rule.origin.clone(),
-        });
+/// A rule that grants something which is there.
+struct Wanted<'a> {
+    path: &'a Path,
+    origin: &'a Origin,
+    grant: Grant,
+    links: &'a [Link],
+}
+
+impl Wanted<'_> {
+    /// Where it leads, and the symlinks on the way.
+    fn places(&self) -> impl Iterator<Item = &Path> {
+        self.links.iter().map(|link| link.at.as_path()).chain([self.grant.source.path.as_path()])
     }
+}
+
+/// Resolves all rules to grants and hides.
+pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>, tier: Tier) -> Result<View, CompileError> {
+    let of_scalar = |path: &Path, access, optional, origin| FileRule { path: path.to_owned(), access, optional, origin };
+    let workspace = of_scalar(&policy.workspace, policy.workspace_access, false, Origin::Flag("--workspace".into()));
+    let home = policy.home.dir.as_deref().filter(|_| policy.home.mode == HomeMode::Read);
+    let home = home.map(|dir| of_scalar(dir, Access::Read, true, Origin::Derived("home = \"read\"".into())));
+    let sockets: Vec<FileRule> = policy
+        .unix
+        .connect
+        .iter()
+        .map(|path| of_scalar(path, Access::Read, true, Origin::Derived("unix.connect".into())))
+        .collect();
+
+    let rules = || policy.files.iter().chain([&workspace]).chain(&home);
+    let hidden: Vec<(PathBuf, &FileRule)> =
+        rules().filter(|rule| rule.access == Access::Hidden).map(|rule| (real(survey, &rule.path), rule)).collect();
     let hidden_index = Index::new(hidden.iter().map(|(path, _)| path.as_path()));
-    let mut links: Vec<(&FileRule, PathBuf, Vec<Link>)> = Vec::new();
-    for rule in rules.iter().copied().filter(|rule| rule.access != Access::Hidden) {
-        let Some((grant, crossed)) = grant(rule, survey)? else { continue };
-        if std::ptr::eq(rule, &workspace) && grant.kind != Kind::Directory {
+
+    let mut wanted: Vec<Wanted<'_>> = Vec::new();
+    for rule in rules().filter(|rule| rule.access != Access::Hidden) {
+        let Some(found) = find(rule, survey)? else { continue };
+        let is_workspace = std::ptr::eq(rule, &workspace);
+        if is_workspace && found.grant.kind != Kind::Directory {
             return Err(CompileError::NotADirectory { path: policy.workspace.clone() });
         }
-        if hidden_index.innermost(&grant.source.path).is_some() {
+        let Some(at) = found.places().find(|at| hidden_index.covers(at)) else {
+            wanted.push(found);
             continue;
-        }
-        if !crossed.is_empty() {
-            links.push((rule, grant.source.path.clone(), crossed));
-        }
-        let entry = view.grants.entry(grant.source.path.clone()).or_insert_with(|| grant.clone());
-        entry.access = entry.access.max(grant.access);
-    }
-    check_links(&mut view, &links)?;
-    drop_covered(&mut view.grants);
-    let granted = Index::new(view.grants.keys().map(PathBuf::as_path));
-    for (path, rule) in &hidden {
-        if granted.innermost(path).is_none() {
-            continue;
-        }
-        let kind = match survey.get(&rule.path) {
-            Found::Present { kind, .. } => Some(*kind),
-            _ => None,
         };
-        view.hides.push(Hide { path: path.clone(), kind, origin: rule.origin.clone() });
+        if let Some((path, by)) = hidden.iter().find(|(path, _)| is_workspace && covers(path, at)) {
+            let (workspace, path, origin) = (policy.workspace.clone(), path.clone(), by.origin.clone());
+            return Err(CompileError::WorkspaceHidden { workspace, path, origin });
+        }
     }
-    view.hides.sort_by(|a, b| a.path.cmp(&b.path));
-    view.hides.dedup_by(|a, b| a.path.starts_with(&b.path));
-    let start = cwd.filter(|cwd| view.covering(cwd).is_some() && !view.hides.iter().any(|hide| cwd.starts_with(&hide.path)));
+    let mut wanted_sockets: Vec<Wanted<'_>> = Vec::new();
+    for rule in &sockets {
+        if let Some(found) = find(rule, survey)?
+            .filter(|found| found.grant.kind == Kind::Socket && !found.places().any(|at| hidden_index.covers(at)))
+        {
+            wanted_sockets.push(found);
+        }
+    }
+
+    let mut view = settle(policy, survey, tier, &mut wanted, &mut wanted_sockets)?;
+    for link in wanted.iter().chain(&wanted_sockets).flat_map(|wanted| wanted.links).chain(home_links(policy, survey)) {
+        if view.covering(&link.at).is_none() {
+            view.links.insert(link.at.clone(), link.to.clone());
+        }
+    }
+    let absent = sockets.iter().map(|rule| &rule.path).filter(|path| *survey.get(path) == Found::Absent);
+    view.sockets = wanted_sockets.iter().map(|socket| &socket.grant.source.path).chain(absent).cloned().collect();
+
+    let index = Index::new(view.grants.keys().map(PathBuf::as_path));
+    let absent = Absent { survey, view: &view, index, moved: moved(&wanted) };
+    let hides = absent.hides(&hidden);
+    let unkept = absent.unkept(rules());
+    (view.hides, view.unkept) = (hides, unkept);
+    // Nothing can be mounted behind a symlink of ours, under a mask or below a file.
+    let View { own, links, hides, grants, .. } = &mut view;
+    own.retain(|(own, ..)| {
+        let mut files = grants.iter().filter(|(_, grant)| grant.kind != Kind::Directory);
+        !(links.keys().any(|at| at != own && covers(at, own))
+            || hides.iter().any(|hide| covers(&hide.path, own))
+            || files.any(|(at, _)| covers(at, own)))
+    });
+    let start = cwd.filter(|cwd| view.covering(cwd).is_some() && !view.hides.iter().any(|hide| covers(&hide.path, cwd)));
     view.cwd = match start {
         Some(cwd) => cwd.to_owned(),
         None if policy.workspace_access == Access::Hidden => PathBuf::from("/"),
@@ -169,20 +217,20 @@ pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>) -> Result<Vi
     Ok(view)
 }
 
-fn home_rule(policy: &Policy) -> Option<FileRule> {
-    let dir = policy.home.dir.clone().filter(|_| policy.home.mode == HomeMode::Read)?;
-    Some(FileRule { path: dir, access: Access::Read, optional: true, origin: Origin::Derived("home = \"read\"".into()) })
+/// Does the sandbox make this by itself, so that nothing can be granted or put there?
+fn is_made(path: &Path) -> bool {
+    path.parent().is_none() || RESERVED.iter().any(|made| covers(Path::new(made), path))
 }
 
-fn grant(rule: &FileRule, survey: &Survey) -> Result<Option<(Grant, Vec<Link>)>, CompileError> {
-    match survey.get(&rule.path) {
+fn find<'a>(rule: &'a FileRule, survey: &'a Survey) -> Result<Option<Wanted<'a>>, CompileError> {
+    let (path, origin, optional) = (&rule.path, &rule.origin, rule.optional);
+    let error = |error: fn(PathBuf, Origin) -> CompileError| Err(error(path.clone(), origin.clone()));
+    match survey.get(path) {
         Found::Present { real, kind, dev, ino, links, .. } => {
-            if let Some(own) = RESERVED.iter().find(|own| real.starts_with(own)) {
-                return if rule.optional {
-                    Ok(None)
-                } else {
-                    Err(CompileError::Reserved { path: rule.path.clone(), origin: rule.origin.clone(), own: own.into() })
-                };
+            if let Some(own) = links.iter().map(|link| &link.at).chain([real]).find(|at| is_made(at)) {
+                let own = own.components().take(2).collect();
+                let (path, origin) = (path.clone(), origin.clone());
+                return if optional { Ok(None) } else { Err(CompileError::Reserved { path, origin, own }) };
             }
             // Copy-on-write of a single file would need a layer over its directory: give the file read-only.
             let access = match (rule.access, kind) {
@@ -190,65 +238,154 @@ fn grant(rule: &FileRule, survey: &Survey) -> Result<Option<(Grant, Vec<Link>)>,
                 (access, _) => access,
             };
             let source = Source { path: real.clone(), dev: *dev, ino: *ino };
-            Ok(Some((Grant { access, source, kind: *kind }, links.clone())))
+            Ok(Some(Wanted { path, origin, grant: Grant { access, source, kind: *kind, optional }, links }))
         }
-        _ if rule.optional => Ok(None),
-        Found::Absent => Err(CompileError::Missing { path: rule.path.clone(), origin: rule.origin.clone() }),
-        Found::Unreadable(errno) => {
-            Err(CompileError::Unreadable { path: rule.path.clone(), origin: rule.origin.clone(), errno: *errno })
-        }
+        _ if optional => Ok(None),
+        Found::Absent => error(|path, origin| CompileError::Missing { path, origin }),
+        Found::Unreadable(errno) => Err(CompileError::Unreadable { path: path.clone(), origin: origin.clone(), errno: *errno }),
     }
 }
 
-/// Keeps the symlinks that have to be made, and refuses those that the sandbox could turn somewhere else.
-fn check_links(view: &mut View, links: &[(&FileRule, PathBuf, Vec<Link>)]) -> Result<(), CompileError> {
-    let mut hostile = Vec::new();
-    for (rule, target, crossed) in links {
-        for link in crossed {
-            match view.covering(&link.at) {
-                Some((tree, grant)) if grant.access == Access::Write && *target != *tree => {
-                    if rule.optional {
-                        hostile.push(target.clone());
-                        continue;
-                    }
-                    return Err(CompileError::CrossesWritable(Box::new(Crossing {
-                        path: rule.path.clone(),
-                        origin: rule.origin.clone(),
-                        link: link.at.clone(),
-                        tree: tree.clone(),
-                        real: target.clone(),
-                    })));
-                }
-                Some(_) => {}
-                None => {
-                    view.links.insert(link.at.clone(), link.to.clone());
-                }
+/// Merges rules to grants. Those that the sandbox could turn somewhere else, because they cross a symlink that it may
+/// write, are refused or, when optional, taken out, until none is left.
+fn settle(
+    policy: &Policy,
+    survey: &Survey,
+    tier: Tier,
+    wanted: &mut Vec<Wanted<'_>>,
+    sockets: &mut Vec<Wanted<'_>>,
+) -> Result<View, CompileError> {
+    loop {
+        let mut view = View::default();
+        for Wanted { grant, .. } in &*wanted {
+            let entry = view.grants.entry(grant.source.path.clone()).or_insert_with(|| grant.clone());
+            entry.access = entry.access.max(grant.access);
+            entry.optional &= grant.optional;
+        }
+        if tier == Tier::Namespaces {
+            view.own = own(policy, survey, &view);
+        }
+        for Wanted { grant, .. } in &*sockets {
+            if view.covering(&grant.source.path).is_none() {
+                view.grants.insert(grant.source.path.clone(), grant.clone());
             }
         }
-    }
-    // An optional rule is dropped, unless another rule grants the same place by its real name.
-    for target in hostile {
-        let named = links.iter().filter(|(_, t, _)| *t == target).count();
-        let by_name = view.grants.contains_key(&target) && named == 0;
-        if !by_name {
-            view.grants.remove(&target);
+        let hostile = |wanted: &Wanted<'_>| {
+            wanted.links.iter().find_map(|link| {
+                let (tree, _) = view.covering(&link.at).filter(|(_, grant)| grant.access == Access::Write)?;
+                Some((link.at.clone(), tree.clone()))
+            })
+        };
+        // What takes rights away inside a writable tree does so wherever it leads.
+        let takes = |wanted: &Wanted<'_>| {
+            let around = view.around(&wanted.grant.source.path);
+            wanted.grant.access != Access::Write && around.is_some_and(|(_, grant)| grant.access == Access::Write)
+        };
+        for wanted in wanted.iter().filter(|wanted| !wanted.grant.optional) {
+            if let Some((link, tree)) = hostile(wanted) {
+                let (path, origin, real) = (wanted.path.to_owned(), wanted.origin.clone(), wanted.grant.source.path.clone());
+                return Err(CompileError::CrossesWritable(Box::new(Crossing { path, origin, link, tree, real })));
+            }
+        }
+        let before = (wanted.len(), sockets.len());
+        wanted.retain(|wanted| wanted.links.is_empty() || hostile(wanted).is_none() || takes(wanted));
+        sockets.retain(|socket| socket.links.is_empty() || hostile(socket).is_none());
+        if before == (wanted.len(), sockets.len()) {
+            drop_covered(&mut view);
+            return Ok(view);
         }
     }
-    Ok(())
 }
 
-/// A grant inside another one of the same kind says nothing new.
-fn drop_covered(grants: &mut BTreeMap<PathBuf, Grant>) {
-    let redundant: Vec<PathBuf> = grants
+fn home_links<'a>(policy: &'a Policy, survey: &'a Survey) -> &'a [Link] {
+    match policy.home.dir.as_deref().map(|dir| survey.get(dir)) {
+        Some(Found::Present { links, kind: Kind::Directory, .. }) if !links.iter().any(|link| is_made(&link.at)) => links,
+        _ => &[],
+    }
+}
+
+/// The sandbox's own file systems.
+fn own(policy: &Policy, survey: &Survey, view: &View) -> Vec<(PathBuf, u32, bool)> {
+    let mut own: Vec<_> = OWN.iter().map(|(path, mode)| (PathBuf::from(path), *mode, true)).collect();
+    let Some(dir) = policy.home.dir.as_deref().filter(|_| policy.home.mode != HomeMode::Read) else { return own };
+    let home = real(survey, dir);
+    let possible = match survey.get(dir) {
+        Found::Present { kind, .. } => *kind == Kind::Directory,
+        // Nothing is made in a host tree to have a place for it.
+        _ => view.covering(&home).is_none(),
+    };
+    if possible && !is_made(&home) && !own.iter().any(|(own, ..)| *own == home) {
+        own.push((home, 0o700, policy.home.mode == HomeMode::Private));
+    }
+    own
+}
+
+/// A grant inside another one of the same kind says nothing new; a device in a tree would be without its function.
+fn drop_covered(view: &mut View) {
+    let redundant: Vec<PathBuf> = view
+        .grants
         .iter()
-        .filter(|(path, grant)| {
-            let outer = path.ancestors().skip(1).find_map(|at| grants.get(at));
-            outer.is_some_and(|outer| outer.access == grant.access)
-        })
+        .filter(|(_, grant)| grant.kind != Kind::Device)
+        .filter(|(path, grant)| view.around(path).is_some_and(|(_, around)| around.access == grant.access))
         .map(|(path, _)| path.clone())
         .collect();
     for path in redundant {
-        grants.remove(&path);
+        view.grants.remove(&path);
+    }
+}
+
+/// Rules that lead over symlinks, and where to.
+fn moved<'a>(wanted: &'a [Wanted<'_>]) -> Vec<(&'a Path, &'a Path)> {
+    wanted
+        .iter()
+        .filter(|wanted| !wanted.links.is_empty())
+        .map(|wanted| (wanted.path, wanted.grant.source.path.as_path()))
+        .collect()
+}
+
+/// Finds the rules that take something out of grants; of what is not there, too.
+struct Absent<'a> {
+    survey: &'a Survey,
+    view: &'a View,
+    index: Index<'a>,
+    moved: Vec<(&'a Path, &'a Path)>,
+}
+
+impl Absent<'_> {
+    /// The innermost grant around `path`.
+    fn covering(&self, path: &Path) -> Option<&Grant> {
+        self.index.covers(path).then(|| self.view.covering(path)).flatten().map(|(_, grant)| grant)
+    }
+
+    /// Where `path`, which is not there, would be behind the symlinks that are known.
+    fn place(&self, path: &Path) -> PathBuf {
+        let around = self.moved.iter().filter(|(from, _)| covers(from, path)).max_by_key(|(from, _)| from.as_os_str().len());
+        let moved = around.and_then(|(from, to)| Some(to.join(path.strip_prefix(from).ok()?)));
+        moved.unwrap_or_else(|| path.to_owned())
+    }
+
+    fn hides(&self, hidden: &[(PathBuf, &FileRule)]) -> Vec<Hide> {
+        let hide = |(real, rule): &(PathBuf, &FileRule)| match self.survey.get(&rule.path) {
+            Found::Present { kind, .. } => Hide { path: real.clone(), kind: Some(*kind), errno: 0 },
+            Found::Unreadable(errno) => Hide { path: self.place(real), kind: None, errno: *errno },
+            Found::Absent => Hide { path: self.place(real), kind: None, errno: 0 },
+        };
+        let mut hides: Vec<Hide> = hidden.iter().map(hide).filter(|hide| self.covering(&hide.path).is_some()).collect();
+        hides.sort_by(|a, b| a.path.cmp(&b.path));
+        hides.dedup_by(|a, b| covers(&b.path, &a.path));
+        hides
+    }
+
+    fn unkept<'r>(&self, rules: impl Iterator<Item = &'r FileRule>) -> Vec<Unkept> {
+        rules
+            .filter(|rule| matches!(rule.access, Access::Read | Access::Overlay))
+            .filter_map(|rule| match self.survey.get(&rule.path) {
+                Found::Present { .. } => None,
+                Found::Unreadable(errno) => Some(Unkept { path: self.place(&rule.path), errno: *errno }),
+                Found::Absent => Some(Unkept { path: self.place(&rule.path), errno: 0 }),
+            })
+            .filter(|unkept| self.covering(&unkept.path).is_some_and(|grant| grant.access == Access::Write))
+            .collect()
     }
 }
 
@@ -259,12 +396,12 @@ pub fn drop_caches_with_secrets(view: &mut View) {
         .iter()
         .filter(|hide| hide.kind.is_some())
         .filter_map(|hide| view.covering(&hide.path))
-        .filter(|(_, grant)| grant.access == Access::Overlay)
+        .filter(|(path, grant)| grant.access == Access::Overlay && grant.optional && view.around(path).is_none())
         .map(|(path, _)| path.clone())
         .collect();
     view.grants.retain(|path, _| !secret.contains(path));
-    let grants = &view.grants;
-    view.hides.retain(|hide| hide.path.ancestors().any(|at| grants.contains_key(at)));
+    let hides = std::mem::take(&mut view.hides);
+    view.hides = hides.into_iter().filter(|hide| view.covering(&hide.path).is_some()).collect();
 }
 
 /// Variables of the tools whose caches would be copy-on-write, for hosts that cannot do that: (name, directory below
@@ -297,16 +434,12 @@ pub fn redirects(view: &View, host: &Host, tier: Tier, scratch: Option<&Path>) -
 /// The mount steps of the namespaces tier, outer paths first.
 pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
     let mut steps: BTreeMap<PathBuf, MountStep> = BTreeMap::new();
-    let scratch = policy.limits.scratch;
-    for (path, mode) in OWN {
-        let target = PathBuf::from(path);
-        steps.insert(target.clone(), MountStep::Tmpfs { target, size: scratch, mode: *mode, writable: true });
+    for (target, mode, writable) in view.own.iter().cloned() {
+        steps.insert(target.clone(), MountStep::Private { target, mode, writable });
     }
-    if let Some(target) = policy.home.dir.clone().filter(|dir| policy.home.mode != HomeMode::Read && dir.parent().is_some()) {
-        let writable = policy.home.mode == HomeMode::Private;
-        steps.insert(target.clone(), MountStep::Tmpfs { target, size: scratch, mode: 0o700, writable });
+    if view.covering(Path::new(MARKER)).is_none() {
+        steps.insert(MARKER.into(), MountStep::Directory { target: MARKER.into(), mode: 0o555 });
     }
-    steps.insert(MARKER.into(), MountStep::Directory { target: MARKER.into(), mode: 0o555 });
     for (at, to) in &view.links {
         steps.entry(at.clone()).or_insert_with(|| MountStep::Symlink { target: at.clone(), to: to.clone() });
     }
@@ -322,7 +455,7 @@ pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
                     .filter(|hide| view.covering(&hide.path).is_some_and(|(at, _)| at == path))
                     .filter_map(|hide| hide.path.strip_prefix(path).ok().map(Path::to_owned))
                     .collect();
-                MountStep::Overlay { source, target, size: scratch, whiteouts }
+                MountStep::Overlay { source, target, whiteouts }
             }
             access => MountStep::Bind {
                 source,
@@ -343,11 +476,30 @@ pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
             steps.insert(target.clone(), MountStep::Mask { target, directory: kind == Kind::Directory });
         }
     }
+    for target in pins(&steps) {
+        steps.insert(target.clone(), MountStep::Pin { target });
+    }
     let mut steps: Vec<MountStep> = steps.into_values().collect();
     steps.push(MountStep::Proc);
     steps.push(MountStep::Dev { shm: policy.limits.shm });
     steps.sort_by_key(|step| step.target().components().count());
     steps
+}
+
+/// Directories of writable host trees that lead to something with less rights: were they renamed, what is mounted below
+/// would go with them and leave its name to whatever is made there.
+fn pins(steps: &BTreeMap<PathBuf, MountStep>) -> Vec<PathBuf> {
+    let lessens = |step: &MountStep| {
+        matches!(step, MountStep::Mask { .. } | MountStep::Overlay { .. } | MountStep::Bind { writable: false, .. })
+    };
+    let mut pins = Vec::new();
+    for (target, _) in steps.iter().filter(|(_, step)| lessens(step)) {
+        let around = target.ancestors().skip(1).find_map(|at| steps.get_key_value(at));
+        if let Some((tree, MountStep::Bind { writable: true, .. })) = around {
+            pins.extend(target.ancestors().skip(1).take_while(|at| at != tree).map(Path::to_owned));
+        }
+    }
+    pins
 }
 
 /// Landlock rules as seen inside the new root: everything may be listed, only what was put there may be used.
@@ -356,7 +508,7 @@ pub fn rules_inside(mounts: &[MountStep]) -> Vec<PathRule> {
     rules.push(rule("/proc", PathRights::Device));
     for step in mounts {
         let rights = match step {
-            MountStep::Tmpfs { writable: true, .. } | MountStep::Overlay { .. } | MountStep::Bind { writable: true, .. } => {
+            MountStep::Private { writable: true, .. } | MountStep::Overlay { .. } | MountStep::Bind { writable: true, .. } => {
                 PathRights::Write
             }
             MountStep::Bind { device: true, .. } => PathRights::Device,

@@ -1,18 +1,12 @@
 //! What a host cannot give, by guarantee, with the reason and the remedy.
 
 use hermes_profiles::{Access, Guarantee, Network, Policy, ospath};
+use nix::errno::Errno;
 
 use super::files::View;
 use super::wanted;
 use crate::host::{CgroupAccess, Host, Probe, UsernsCause};
 use crate::plan::{Enforcer, Lost, NetworkPlan, Plan, Tier};
-
-/// The tier for a host when the caller does not insist: namespaces, unless only Landlock loses nothing required.
-pub fn tier(policy: &Policy, host: &Host) -> Tier {
-    let namespaces = host.userns.works() && host.proc_mount.works() && host.recursive_attributes.works();
-    let landlock_does = host.landlock_abi >= 3 && LANDLOCK_LOSES.iter().all(|(guarantee, _)| !policy.requires(*guarantee));
-    if !namespaces && landlock_does { Tier::Landlock } else { Tier::Namespaces }
-}
 
 /// What the Landlock tier never gives, with the kernel's reason.
 const LANDLOCK_LOSES: &[(Guarantee, &str)] = &[
@@ -23,6 +17,7 @@ const LANDLOCK_LOSES: &[(Guarantee, &str)] = &[
     (Guarantee::CachesProtected, "without a mount namespace caches cannot be copy-on-write; they are read-only"),
 ];
 
+const SECCOMP_REMEDY: &str = "use a kernel with CONFIG_SECCOMP_FILTER";
 const NAMESPACES_REMEDY: &str = "allow unprivileged user namespaces on this host (`hermes-sandbox doctor` says how)";
 
 struct Losses<'a> {
@@ -62,9 +57,10 @@ pub fn find(policy: &Policy, host: &Host, view: &View, plan: &Plan) -> (Vec<Lost
         losses.lose(
             Guarantee::SyscallsFiltered,
             format!("this kernel loads no seccomp filter: {}", failure(&host.seccomp)),
-            "use a kernel with CONFIG_SECCOMP_FILTER",
+            SECCOMP_REMEDY,
         );
     }
+    unkept(&mut losses, view);
     network(&mut losses, plan);
     limits(&mut losses, host, plan);
     (losses.lost, losses.weakened)
@@ -138,7 +134,7 @@ fn namespaces(losses: &mut Losses<'_>, host: &Host, view: &View) {
 fn landlock(losses: &mut Losses<'_>, host: &Host, view: &View) {
     let old = |abi: u32| format!("Landlock ABI {} of this kernel does not have it (needs {abi})", host.landlock_abi);
     if host.landlock_abi == 0 {
-        for guarantee in [Guarantee::FilesReadConfined, Guarantee::FilesWriteConfined] {
+        for guarantee in [Guarantee::FilesReadConfined, Guarantee::FilesWriteConfined, Guarantee::FilesHidden] {
             losses.lose(guarantee, "this kernel has no Landlock", NAMESPACES_REMEDY);
         }
     } else if host.landlock_abi < 3 {
@@ -157,9 +153,25 @@ fn landlock(losses: &mut Losses<'_>, host: &Host, view: &View) {
     if host.uid == 0 {
         losses.lose(
             Guarantee::FilesWriteConfined,
-            "real root would enter: Landlock does not keep the owner of a file from changing its mode, setuid bit included",
+            "real root would enter: Landlock does not keep the owner of a file from changing its mode",
             "run as an ordinary user, or add --user NAME",
         );
+    }
+    if let Some(path) = view.kept_from_writing() {
+        losses.lose(
+            Guarantee::FilesWriteConfined,
+            format!("Landlock cannot take {} out of a writable tree", ospath::escaped(path)),
+            format!("do not make the tree around it writable, or {NAMESPACES_REMEDY}"),
+        );
+    }
+    if !host.seccomp.works() {
+        for guarantee in [Guarantee::NetworkMediated, Guarantee::UnixSocketsConfined, Guarantee::IpcPrivate] {
+            losses.lose(
+                guarantee,
+                "without namespaces only a seccomp filter gives it, and this kernel loads none",
+                SECCOMP_REMEDY,
+            );
+        }
     }
     if let Some(hide) = view.hides.iter().find(|hide| hide.kind.is_some()) {
         losses.lose(
@@ -175,6 +187,27 @@ fn landlock(losses: &mut Losses<'_>, host: &Host, view: &View) {
         NAMESPACES_REMEDY,
     );
     losses.lose(Guarantee::ScratchLimited, "without a mount namespace there is no tmpfs of a set size", NAMESPACES_REMEDY);
+}
+
+/// Paths inside grants that are to have less than what is around them, and cannot be looked at or are not there.
+fn unkept(losses: &mut Losses<'_>, view: &View) {
+    let hidden = view.hides.iter().find(|hide| hide.errno != 0).map(|hide| (Guarantee::FilesHidden, &hide.path, hide.errno));
+    let kept = view.unkept.iter().find(|kept| kept.errno != 0);
+    let kept = kept.map(|kept| (Guarantee::FilesWriteConfined, &kept.path, kept.errno));
+    for (guarantee, path, errno) in hidden.into_iter().chain(kept) {
+        losses.lose(
+            guarantee,
+            format!("cannot look at {}: {}", ospath::escaped(path), Errno::from_raw(errno).desc()),
+            "make the directories on the way to it accessible, or do not grant the tree around it",
+        );
+    }
+    if let Some(absent) = view.unkept.iter().find(|kept| kept.errno == 0) {
+        losses.weaken(
+            Guarantee::FilesWriteConfined,
+            format!("{} is to be read-only, but is not there, so that it can be made", ospath::escaped(&absent.path)),
+            "make it before the start",
+        );
+    }
 }
 
 fn network(losses: &mut Losses<'_>, plan: &Plan) {
@@ -212,6 +245,14 @@ fn limits(losses: &mut Losses<'_>, host: &Host, plan: &Plan) {
     };
     if !cpu {
         losses.lose(Guarantee::CpuLimited, "no control group with the cpu controller is to be had", remedy);
+    }
+}
+
+/// Says in `plan`, which cannot start on this host, what the other tier would lose.
+pub fn point_to(landlock: &Plan, plan: &mut Plan) {
+    let names: Vec<&str> = landlock.fatal().map(|lost| lost.guarantee.name()).collect();
+    if let Some(lost) = plan.lost.iter_mut().find(|lost| lost.required) {
+        lost.remedy += &format!("; or see what `--tier landlock` needs, which loses {}", names.join(", "));
     }
 }
 

@@ -19,7 +19,7 @@ use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, pthread_sigmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, setsid};
 
@@ -80,6 +80,8 @@ fn set_up(setup: &Setup, mut fds: Vec<OwnedFd>) -> Result<Init, StepError> {
     prctl::set_dumpable(false).at(Step::Spawn)?;
     let _ = prctl::set_name(c"hermes-init");
     let _ = setsid();
+    // The modes in the plan are what is meant; jobs get the caller's mask.
+    umask(Mode::empty());
     if let Some(processes) = setup.processes {
         setrlimit(Resource::RLIMIT_NPROC, processes, processes).at(Step::Limits)?;
     }
@@ -98,7 +100,7 @@ fn set_up(setup: &Setup, mut fds: Vec<OwnedFd>) -> Result<Init, StepError> {
     }
     let handed = handed_fds.into_iter().zip(&setup.handed).map(|(fd, &writable)| Handed { fd, writable }).collect();
     let private_devices = match namespaces {
-        true => root::enter(&setup.mounts, setup.trees.iter().map(|&i| i as usize).zip(fds).collect())?,
+        true => root::enter(&setup.mounts, setup.scratch, setup.trees.iter().map(|&i| i as usize).zip(fds).collect())?,
         false => Vec::new(),
     };
     let filter = setup.filter.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();

@@ -77,6 +77,7 @@ impl Sandbox {
         let setup = Setup {
             tier: plan.tier,
             mounts: plan.mounts.clone(),
+            scratch: plan.scratch,
             trees: trees.iter().map(|(index, _)| *index).collect(),
             landlock: plan.landlock.clone(),
             handed: handed.iter().map(|handed| handed.writable).collect(),

@@ -1,0 +1,1 @@
+//! Rules that once went wrong, and what they come to.
