@@ -52,25 +52,8 @@ pub enum CompileError {
         errno: i32,
     },
     /// A rule crosses a symlink that the sandbox could change.
-    #[error(
-        "{} ({origin}) crosses the symlink {}, which lies in {}, a tree that the sandbox may write; name the real path {}",
-        ospath::escaped(path),
-        ospath::escaped(link),
-        ospath::escaped(tree),
-        ospath::escaped(real)
-    )]
-    CrossesWritable {
-        /// The path of the rule.
-        path: PathBuf,
-        /// Where the rule was written.
-        origin: Origin,
-        /// The symlink.
-        link: PathBuf,
-        /// The writable tree it lies in.
-        tree: PathBuf,
-        /// Where the path leads now.
-        real: PathBuf,
-    },
+    #[error("{0}")]
+    CrossesWritable(Box<Crossing>),
     /// The workspace is hidden by a rule.
     #[error(
         "the workspace {} is hidden by {} ({origin}); choose another workspace or remove that rule",
@@ -101,6 +84,28 @@ pub enum CompileError {
         /// `/proc` or `/dev`.
         own: PathBuf,
     },
+}
+
+/// A rule whose path leads through a symlink in a tree that the sandbox may write.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{} ({origin}) crosses the symlink {}, which lies in {}, a tree that the sandbox may write; name the real path {}",
+    ospath::escaped(path),
+    ospath::escaped(link),
+    ospath::escaped(tree),
+    ospath::escaped(real)
+)]
+pub struct Crossing {
+    /// The path of the rule.
+    pub path: PathBuf,
+    /// Where the rule was written.
+    pub origin: Origin,
+    /// The symlink.
+    pub link: PathBuf,
+    /// The writable tree it lies in.
+    pub tree: PathBuf,
+    /// Where the path leads now.
+    pub real: PathBuf,
 }
 
 /// Decides everything that will be done. Losses that forbid the start are in the plan, not an error.
@@ -151,6 +156,7 @@ fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tie
         tier,
         identity: identity(host, tier),
         landlock: landlock(abi, tier, network, paths),
+        scratch: policy.limits.scratch.filter(|_| tier == Tier::Namespaces),
         redirects: files::redirects(&view, host, tier, choices.scratch),
         seccomp: SeccompPlan {
             strict: policy.kernel.strict,

@@ -310,7 +310,7 @@ fn sight(plan: &Plan, path: &Path) -> Sight {
             }
             None => {
                 match top(&plan.mounts, path) {
-                    Some(MountStep::Tmpfs { target, writable: true, .. }) => {
+                    Some(MountStep::Private { target, writable: true, .. }) => {
                         sight.own = true;
                         sight.note =
                             Some(format!("{} is a private directory inside; the host's is not there", ospath::escaped(target)));

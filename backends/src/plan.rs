@@ -27,6 +27,8 @@ pub struct Plan {
     pub identity: Identity,
     /// Steps that build the file system, in order. Empty in the Landlock tier.
     pub mounts: Vec<MountStep>,
+    /// Bytes for everything in memory that the sandbox may write but /dev/shm: one file system, one limit.
+    pub scratch: Option<u64>,
     /// File and network rules of Landlock; `None` without Landlock.
     pub landlock: Option<LandlockPlan>,
     /// The system call filter.
@@ -103,17 +105,22 @@ pub struct Source {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MountStep {
-    /// A tmpfs of the sandbox's own.
-    Tmpfs {
+    /// A directory of the sandbox's own file system.
+    Private {
         /// Where.
         #[serde(with = "ospath")]
         target: PathBuf,
-        /// Bytes.
-        size: Option<u64>,
-        /// Mode of its root.
+        /// Its mode.
         mode: u32,
         /// May it be written after the set-up?
         writable: bool,
+    },
+    /// A directory of a writable host tree, mounted on itself: a mount point cannot be renamed or removed (EBUSY), so
+    /// that what is mounted below stays where its path says.
+    Pin {
+        /// Where.
+        #[serde(with = "ospath")]
+        target: PathBuf,
     },
     /// A host tree or file.
     Bind {
@@ -129,15 +136,13 @@ pub enum MountStep {
         /// Is it a device node that must stay usable?
         device: bool,
     },
-    /// A host tree, copy-on-write with the upper layer in memory.
+    /// A host tree, copy-on-write with the upper layer in the sandbox's own file system.
     Overlay {
         /// Lower layer.
         source: Source,
         /// Where.
         #[serde(with = "ospath")]
         target: PathBuf,
-        /// Bytes for the upper layer.
-        size: Option<u64>,
         /// Paths relative to the target that are hidden by whiteouts.
         #[serde(with = "ospath::list")]
         whiteouts: Vec<PathBuf>,
@@ -180,7 +185,8 @@ impl MountStep {
     /// The path that this step makes.
     pub fn target(&self) -> &std::path::Path {
         match self {
-            Self::Tmpfs { target, .. }
+            Self::Private { target, .. }
+            | Self::Pin { target }
             | Self::Bind { target, .. }
             | Self::Overlay { target, .. }
             | Self::Mask { target, .. }

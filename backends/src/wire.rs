@@ -62,6 +62,8 @@ pub struct Setup {
     pub tier: Tier,
     /// Mount steps.
     pub mounts: Vec<MountStep>,
+    /// Bytes for the sandbox's own file system.
+    pub scratch: Option<u64>,
     /// Indexes of mount steps whose tree comes as a descriptor.
     pub trees: Vec<u32>,
     /// Landlock.

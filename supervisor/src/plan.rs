@@ -59,7 +59,7 @@ fn as_text(prepared: &Prepared, verbose: bool) -> String {
     }
     field(&mut text, "filter", &filter_words(&plan.seccomp));
     section(&mut text, "files, as the command sees them", &file_rows(plan, policy));
-    section(&mut text, "limits", &limit_rows(&plan.limits));
+    section(&mut text, "limits", &limit_rows(&plan.limits, plan.scratch));
     environment_text(&mut text, environment, verbose);
     losses(&mut text, "lost: not given here", &plan.lost);
     losses(&mut text, "weakened: given by weaker means", &plan.weakened);
@@ -160,22 +160,22 @@ fn file_rows(plan: &Plan, policy: &Policy) -> Vec<Row> {
 
 fn mount_words(step: &MountStep) -> Option<(&'static str, String)> {
     Some(match step {
-        MountStep::Tmpfs { writable: true, size, .. } => ("private", size.map(bytes).unwrap_or_default()),
+        MountStep::Private { writable: true, .. } => ("private", String::new()),
         MountStep::Bind { device: true, .. } => ("device", String::new()),
         MountStep::Bind { source, target, writable, .. } => {
             let remark = if source.path == *target { String::new() } else { format!("is {}", path(&source.path)) };
             (if *writable { "write" } else { "read" }, remark)
         }
-        MountStep::Overlay { size, whiteouts, .. } => {
+        MountStep::Overlay { whiteouts, .. } => {
             let hidden = if whiteouts.is_empty() { String::new() } else { format!(", {} hidden", whiteouts.len()) };
-            ("copy", format!("{}{hidden}", size.map_or_else(|| "in memory".to_owned(), bytes)))
+            ("copy", format!("in memory{hidden}"))
         }
         MountStep::Mask { .. } => ("hidden", String::new()),
         MountStep::Symlink { to, .. } => ("link", format!("to {}", path(to))),
         MountStep::Proc => ("private", "its own processes only".into()),
         MountStep::Dev { .. } => ("private", "null, zero, full, random, urandom, tty, pts, shm".into()),
         // Scaffolding between the mounts.
-        MountStep::Tmpfs { .. } | MountStep::Directory { .. } => return None,
+        MountStep::Private { .. } | MountStep::Directory { .. } | MountStep::Pin { .. } => return None,
     })
 }
 
@@ -188,7 +188,7 @@ fn rights_word(rights: PathRights) -> &'static str {
     }
 }
 
-fn limit_rows(limits: &LimitsPlan) -> Vec<Row> {
+fn limit_rows(limits: &LimitsPlan, scratch: Option<u64>) -> Vec<Row> {
     let by = |enforcer| match enforcer {
         Enforcer::Nothing => "by NOTHING here",
         Enforcer::Cgroup => "by a control group",
@@ -201,6 +201,7 @@ fn limit_rows(limits: &LimitsPlan) -> Vec<Row> {
         ("processes", limits.processes.map(|n| n.to_string()), by(limits.processes_by)),
         ("cpu", limits.cpu_percent.map(|n| format!("{n} %")), "by a control group"),
         ("open files", limits.open_files.map(|n| n.to_string()), "per process"),
+        ("scratch", scratch.map(bytes), "all that it writes in memory, but /dev/shm"),
         ("file size", limits.file_size.map(bytes), "per file"),
         ("timeout", limits.timeout.map(seconds), "then status 124"),
     ];

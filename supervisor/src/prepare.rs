@@ -45,7 +45,9 @@ pub(crate) fn prepare(args: &PolicyArgs, command: &[OsString]) -> Result<Prepare
     let mut policy = resolved.policy;
     let environment = environment::filter(&policy.environment, caller.variables.iter().cloned());
     needs::add(&mut policy, &caller, command, &environment.passed);
-    let host = engine::measure(request::cache_dir(&caller).as_deref());
+    let cache_dir = request::cache_dir(&caller);
+    needs::protect_own(&mut policy, &caller, cache_dir.clone())?;
+    let host = engine::measure(cache_dir.as_deref());
     let survey = engine::survey(&policy);
     let plan = engine::compile(&policy, &host, &survey, args, &caller, None)?;
     Ok(Prepared { caller, policy, host, survey, plan, environment, notices: resolved.notices })

@@ -11,22 +11,25 @@ use std::time::{Duration, Instant};
 use hermes_backends::local::{HandedFd, Sandbox};
 use hermes_backends::plan::Plan;
 use hermes_backends::step::{Step, StepError};
-use hermes_profiles::ospath;
 use hermes_backends::wire::{Event as Answer, Request, Spawn, Stdio};
+use hermes_profiles::ospath;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::{Mode, umask};
+use nix::unistd::Pid;
 
 use crate::error::{Error, Kind};
 use crate::events::{Event, Log};
 use crate::output;
 use crate::stdio::{self, Descriptor};
-use crate::terminal::Relay;
+use crate::terminal::{Relay, Typed};
 
 /// The only job of a `run`.
 const JOB: u32 = 1;
+/// Time between Ctrl-Z and the stop.
+const TIDY: Duration = Duration::from_millis(100);
 /// A second Ctrl-C within this time kills.
 const IMPATIENCE: Duration = Duration::from_secs(2);
 /// What `timeout` is answered with.
@@ -89,13 +92,29 @@ pub(crate) fn run(
     }
     sandbox.spawn(spawn, &passed).map_err(to_error)?;
     drop(passed);
-    let mut session =
-        Session { plan, command, sandbox, signals, relay, log, deadline: None, interrupted: None, timed_out: false };
+    let mut session = Session {
+        plan,
+        command,
+        sandbox,
+        signals,
+        relay,
+        log,
+        deadline: None,
+        interrupted: None,
+        leader: None,
+        suspend: None,
+        timed_out: false,
+    };
     if let Some(timeout) = plan.limits.timeout {
         session.deadline = Some((Instant::now() + Duration::from_millis(timeout), Due::Timeout));
     }
     let status = session.wait()?;
-    session.sandbox.wait();
+    if cgroups.is_empty() {
+        session.sandbox.release();
+    } else {
+        // The control group can only be removed when init has left it.
+        session.sandbox.wait();
+    }
     Ok(status)
 }
 
@@ -119,10 +138,7 @@ fn spawn(plan: &Plan, command: &[OsString], environment: Vec<(OsString, OsString
         job: JOB,
         candidates: candidates(&command[0], path.as_deref().unwrap_or(OsStr::new(DEFAULT_PATH))),
         args: command.iter().map(|arg| arg.as_bytes().to_vec()).collect(),
-        environment: environment
-            .into_iter()
-            .map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat())
-            .collect(),
+        environment: environment.into_iter().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat()).collect(),
         cwd: plan.cwd.as_os_str().as_bytes().to_vec(),
         stdio: descriptors.map(|descriptor| descriptor.kind),
         umask: mask.bits(),
@@ -161,6 +177,10 @@ struct Session<'a> {
     log: &'a mut Log,
     deadline: Option<(Instant, Due)>,
     interrupted: Option<Instant>,
+    /// The job's own process group, known once it runs.
+    leader: Option<Pid>,
+    /// When to stop the job because of Ctrl-Z.
+    suspend: Option<Instant>,
     timed_out: bool,
 }
 
@@ -175,8 +195,12 @@ impl Session<'_> {
                 relay.flush();
                 relay.copy_output();
             }
-            if input && self.relay.as_mut().is_some_and(|relay| !relay.take_input()) {
-                self.forward(Signal::SIGHUP)?;
+            if input {
+                match self.relay.as_mut().map(Relay::take_input) {
+                    Some(Typed::HungUp) => self.forward(Signal::SIGHUP)?,
+                    Some(Typed::Suspend) => self.suspend_soon(),
+                    Some(Typed::Text) | None => {}
+                }
             }
             if signal {
                 self.take_signals()?;
@@ -194,8 +218,10 @@ impl Session<'_> {
 
     /// Waits for something to do: (event, signal, output of the job, input for it).
     fn poll(&self) -> Result<(bool, bool, bool, bool), Error> {
-        let timeout = self.deadline.map_or(PollTimeout::NONE, |(at, _)| {
-            PollTimeout::try_from(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
+        let next = self.deadline.map(|(at, _)| at).into_iter().chain(self.suspend).min();
+        let timeout = next.map_or(PollTimeout::NONE, |at| {
+            PollTimeout::try_from(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
+                .unwrap_or(PollTimeout::MAX)
         });
         let input = std::io::stdin();
         let relay = self.relay.as_ref();
@@ -222,9 +248,13 @@ impl Session<'_> {
     /// One event from init; the exit status when the job has ended.
     fn take_event(&mut self) -> Result<Option<u8>, Error> {
         match self.sandbox.event().map_err(|error| failed(&error, self.command))? {
-            None => Err(Error::setup("the sandbox's init ended unexpectedly").hint("was it killed, or out of memory? see the kernel log")),
+            None => {
+                Err(Error::setup("the sandbox's init ended unexpectedly")
+                    .hint("was it killed, or out of memory? see the kernel log"))
+            }
             Some((Answer::SetupFailed(error) | Answer::StartFailed { error, .. }, _)) => Err(failed(&error, self.command)),
             Some((Answer::Started { job }, _)) => {
+                self.leader = self.relay.as_ref().and_then(Relay::foreground);
                 if self.log.wanted() {
                     let argv = self.command.iter().map(|arg| ospath::escaped_bytes(arg.as_bytes())).collect();
                     self.log.write(&Event::JobStart { job, argv, cwd: output::path(&self.plan.cwd) })?;
@@ -237,7 +267,13 @@ impl Session<'_> {
                 self.log.write(&Event::JobExit { job, status: exit, signal: by })?;
                 Ok(Some(exit.unwrap_or(128 + signal as u8)))
             }
-            Some((Answer::Stopped { signal, .. }, _)) => self.stop(signal).map(|()| None),
+            Some((Answer::Stopped { signal, .. }, _)) => {
+                // Our own SIGSTOP has been seen to already; a job that stops itself otherwise stops us with it.
+                if self.relay.is_some() && signal != Signal::SIGSTOP as i32 {
+                    self.stop()?;
+                }
+                Ok(None)
+            }
             Some((Answer::MemoryExceeded { resident }, _)) => {
                 let limit = self.plan.limits.memory.unwrap_or(0);
                 output::complain(&format!(
@@ -252,11 +288,17 @@ impl Session<'_> {
         }
     }
 
-    /// The job was stopped (Ctrl-Z on its terminal): stop with it, and continue it when continued.
-    fn stop(&mut self, signal: i32) -> Result<(), Error> {
-        if self.relay.is_none() || signal == Signal::SIGSTOP as i32 {
-            return Ok(());
+    /// Ctrl-Z. The kernel ignores it for a job that is its session's only group (an orphaned one, POSIX.1 3.264), so that
+    /// job is stopped after it had its chance to tidy the screen; a shell inside sees to its own jobs.
+    fn suspend_soon(&mut self) {
+        let front = self.relay.as_ref().and_then(Relay::foreground);
+        if front.is_some() && (self.leader.is_none() || front == self.leader) {
+            self.suspend = Some(Instant::now() + TIDY);
         }
+    }
+
+    /// The job was stopped (Ctrl-Z on its terminal): stop with it, and continue it when continued.
+    fn stop(&mut self) -> Result<(), Error> {
         if let Some(relay) = &mut self.relay {
             relay.leave();
         }
@@ -333,6 +375,11 @@ impl Session<'_> {
     }
 
     fn check_deadline(&mut self) -> Result<(), Error> {
+        if self.suspend.is_some_and(|at| at <= Instant::now()) {
+            self.suspend = None;
+            self.send(Signal::SIGSTOP, true)?;
+            return self.stop();
+        }
         match self.deadline {
             Some((at, due)) if at <= Instant::now() => {
                 self.deadline = None;
@@ -356,13 +403,18 @@ impl Session<'_> {
 fn failed(error: &StepError, command: &[OsString]) -> Error {
     let program = command.first().map(|program| ospath::escaped_bytes(program.as_bytes())).unwrap_or_default();
     match (error.step, error.errno()) {
-        (Step::Exec, Errno::ENOENT | Errno::ENOTDIR) => Error::new(Kind::NotFound, format!("{program}: command not found in the sandbox"))
-            .hint("it is looked for in PATH and in what the policy grants; `--ro DIR` grants a directory"),
-        (Step::Exec, Errno::E2BIG) => Error::new(Kind::NotExecutable, format!("{program}: arguments and environment are too long (E2BIG)")),
-        (Step::Exec, errno) => Error::new(Kind::NotExecutable, format!("{program}: cannot be executed: {} ({errno:?})", errno.desc())),
-        (Step::Namespaces | Step::IdMap | Step::Proc | Step::Loopback, _) => {
-            Error::setup(error.to_string()).hint("`hermes-sandbox doctor` says what this machine cannot do and how to change that")
+        (Step::Exec, Errno::ENOENT | Errno::ENOTDIR) => {
+            Error::new(Kind::NotFound, format!("{program}: command not found in the sandbox"))
+                .hint("it is looked for in PATH and in what the policy grants; `--ro DIR` grants a directory")
         }
+        (Step::Exec, Errno::E2BIG) => {
+            Error::new(Kind::NotExecutable, format!("{program}: arguments and environment are too long (E2BIG)"))
+        }
+        (Step::Exec, errno) => {
+            Error::new(Kind::NotExecutable, format!("{program}: cannot be executed: {} ({errno:?})", errno.desc()))
+        }
+        (Step::Namespaces | Step::IdMap | Step::Proc | Step::Loopback, _) => Error::setup(error.to_string())
+            .hint("`hermes-sandbox doctor` says what this machine cannot do and how to change that"),
         _ => Error::setup(error.to_string()),
     }
 }

@@ -1,17 +1,28 @@
 //! The caller's terminal while a job has a pseudo-terminal of its own: raw mode, size, and the copying of bytes.
 
 use std::collections::VecDeque;
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use hermes_backends::local::sys::thread::{set_window_size, window_size};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::termios::{LocalFlags, OutputFlags, SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
-use nix::unistd::{getpgrp, read, tcgetpgrp, write};
+use nix::sys::termios::{LocalFlags, OutputFlags, SetArg, SpecialCharacterIndices, Termios, cfmakeraw, tcgetattr, tcsetattr};
+use nix::unistd::{Pid, getpgrp, read, tcgetpgrp, write};
 
 /// Bytes that may wait for a job that does not read its terminal.
 const PENDING: usize = 64 * 1024;
+
+/// What came from the caller's terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Typed {
+    /// Text.
+    Text,
+    /// Text with the key that suspends in it.
+    Suspend,
+    /// The end: the terminal has hung up.
+    HungUp,
+}
 
 /// The relay between the caller's terminal and a job's.
 #[derive(Debug)]
@@ -85,17 +96,36 @@ impl Relay {
         self.input_open && self.raw && self.pending.len() < PENDING
     }
 
-    /// Takes what was typed. False when the terminal has hung up.
-    pub(crate) fn take_input(&mut self) -> bool {
+    /// Takes what was typed.
+    pub(crate) fn take_input(&mut self) -> Typed {
         let mut buffer = [0; 4096];
-        match std::io::stdin().lock().read(&mut buffer) {
+        let mut typed = Typed::Text;
+        // Not through std's buffered stdin: what it holds back, poll does not see.
+        match read(std::io::stdin(), &mut buffer) {
             Ok(0) => self.input_open = false,
-            Ok(n) => self.pending.extend(&buffer[..n]),
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Ok(n) => {
+                if buffer[..n].iter().any(|byte| Some(*byte) == self.suspend_key()) {
+                    typed = Typed::Suspend;
+                }
+                self.pending.extend(&buffer[..n]);
+            }
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
             Err(_) => self.input_open = false,
         }
         self.flush();
-        self.input_open
+        if self.input_open { typed } else { Typed::HungUp }
+    }
+
+    /// The key that suspends, when the job's terminal has one in force.
+    fn suspend_key(&self) -> Option<u8> {
+        let modes = tcgetattr(&self.master).ok()?;
+        let key = modes.control_chars[SpecialCharacterIndices::VSUSP as usize];
+        (modes.local_flags.contains(LocalFlags::ISIG) && key != 0).then_some(key)
+    }
+
+    /// The process group in the foreground of the job's terminal, as this process sees it.
+    pub(crate) fn foreground(&self) -> Option<Pid> {
+        tcgetpgrp(&self.master).ok()
     }
 
     /// Writes pending input as far as the job's terminal takes it.

@@ -1,1 +1,17 @@
+//! What the tests of the finished program share: a scratch home with canaries, a way to run the program and the same
+//! command without it, servers on the host's side, and skips that are counted.
+//!
+//! This room knows the command line and nothing else: it links no other room of the project, so that it tests the
+//! contract and not the code. The program is found by `HERMES_SANDBOX_BIN`, else in the target directory.
 
+mod host;
+mod outcome;
+mod pty;
+mod sandbox;
+mod skip;
+
+pub use host::{Listener, TreeSnapshot, wait_until};
+pub use outcome::{Outcome, run_to_end, run_to_end_with_input, run_to_end_within, shell_line};
+pub use pty::{Pty, Step};
+pub use sandbox::{PYTHON, Sandbox, binary, fixture};
+pub use skip::{is_root, program, record_skip};

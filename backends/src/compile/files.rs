@@ -1,6 +1,6 @@
 //! From path rules to grants, mounts and Landlock rules.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use hermes_profiles::{Access, FileRule, HomeMode, Origin, Policy};
 
 use rustc_hash::FxHashSet;
 
-use super::{CompileError, rule};
+use super::{CompileError, Crossing, rule};
 use crate::host::Host;
 use crate::plan::{MountStep, PathRights, PathRule, Redirect, Source, Tier};
 use crate::survey::{Found, Kind, Link, Survey};
@@ -284,7 +284,7 @@ fn settle(
         for wanted in wanted.iter().filter(|wanted| !wanted.grant.optional) {
             if let Some((link, tree)) = hostile(wanted) {
                 let (path, origin, real) = (wanted.path.to_owned(), wanted.origin.clone(), wanted.grant.source.path.clone());
-                return Err(CompileError::CrossesWritable { path, origin, link, tree, real });
+                return Err(CompileError::CrossesWritable(Box::new(Crossing { path, origin, link, tree, real })));
             }
         }
         let before = (wanted.len(), sockets.len());
@@ -434,9 +434,8 @@ pub fn redirects(view: &View, host: &Host, tier: Tier, scratch: Option<&Path>) -
 /// The mount steps of the namespaces tier, outer paths first.
 pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
     let mut steps: BTreeMap<PathBuf, MountStep> = BTreeMap::new();
-    let scratch = policy.limits.scratch;
     for (target, mode, writable) in view.own.iter().cloned() {
-        steps.insert(target.clone(), MountStep::Tmpfs { target, size: scratch, mode, writable });
+        steps.insert(target.clone(), MountStep::Private { target, mode, writable });
     }
     if view.covering(Path::new(MARKER)).is_none() {
         steps.insert(MARKER.into(), MountStep::Directory { target: MARKER.into(), mode: 0o555 });
@@ -456,7 +455,7 @@ pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
                     .filter(|hide| view.covering(&hide.path).is_some_and(|(at, _)| at == path))
                     .filter_map(|hide| hide.path.strip_prefix(path).ok().map(Path::to_owned))
                     .collect();
-                MountStep::Overlay { source, target, size: scratch, whiteouts }
+                MountStep::Overlay { source, target, whiteouts }
             }
             access => MountStep::Bind {
                 source,
@@ -477,11 +476,29 @@ pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
             steps.insert(target.clone(), MountStep::Mask { target, directory: kind == Kind::Directory });
         }
     }
+    for target in pins(view, &steps) {
+        steps.insert(target.clone(), MountStep::Pin { target });
+    }
     let mut steps: Vec<MountStep> = steps.into_values().collect();
     steps.push(MountStep::Proc);
     steps.push(MountStep::Dev { shm: policy.limits.shm });
     steps.sort_by_key(|step| step.target().components().count());
     steps
+}
+
+/// The directories between writable trees and what is mounted in them. Renamed, they would take along what hides or
+/// protects a path, and leave the path to a new file.
+fn pins(view: &View, steps: &BTreeMap<PathBuf, MountStep>) -> BTreeSet<PathBuf> {
+    let mut pins = BTreeSet::new();
+    for target in steps.keys() {
+        if let Some(parent) = target.parent()
+            && let Some((tree, Grant { access: Access::Write, .. })) = view.covering(parent)
+        {
+            let between = parent.ancestors().take_while(|at| at != tree).filter(|at| !steps.contains_key(*at));
+            pins.extend(between.map(Path::to_owned));
+        }
+    }
+    pins
 }
 
 /// Landlock rules as seen inside the new root: everything may be listed, only what was put there may be used.
@@ -490,7 +507,7 @@ pub fn rules_inside(mounts: &[MountStep]) -> Vec<PathRule> {
     rules.push(rule("/proc", PathRights::Device));
     for step in mounts {
         let rights = match step {
-            MountStep::Tmpfs { writable: true, .. } | MountStep::Overlay { .. } | MountStep::Bind { writable: true, .. } => {
+            MountStep::Private { writable: true, .. } | MountStep::Overlay { .. } | MountStep::Bind { writable: true, .. } => {
                 PathRights::Write
             }
             MountStep::Bind { device: true, .. } => PathRights::Device,

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use caps::{CapSet, Capability};
@@ -19,7 +19,7 @@ use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, pthread_sigmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, setsid};
 
@@ -54,6 +54,8 @@ pub fn main() -> i32 {
 struct Init {
     tier: Tier,
     spawner: Spawner,
+    /// How the broker's start went; asked for before the first job, so that the two overlap.
+    broker: Option<Receiver<Result<(), StepError>>>,
     children: SignalFd,
     jobs: BTreeMap<JobId, Job>,
     terminal: Option<OwnedFd>,
@@ -78,6 +80,8 @@ fn set_up(setup: &Setup, mut fds: Vec<OwnedFd>) -> Result<Init, StepError> {
     prctl::set_dumpable(false).at(Step::Spawn)?;
     let _ = prctl::set_name(c"hermes-init");
     let _ = setsid();
+    // The modes in the plan are what is meant; jobs get the caller's mask.
+    umask(Mode::empty());
     if let Some(processes) = setup.processes {
         setrlimit(Resource::RLIMIT_NPROC, processes, processes).at(Step::Limits)?;
     }
@@ -96,7 +100,7 @@ fn set_up(setup: &Setup, mut fds: Vec<OwnedFd>) -> Result<Init, StepError> {
     }
     let handed = handed_fds.into_iter().zip(&setup.handed).map(|(fd, &writable)| Handed { fd, writable }).collect();
     let private_devices = match namespaces {
-        true => root::enter(&setup.mounts, setup.trees.iter().map(|&i| i as usize).zip(fds).collect())?,
+        true => root::enter(&setup.mounts, setup.scratch, setup.trees.iter().map(|&i| i as usize).zip(fds).collect())?,
         false => Vec::new(),
     };
     let filter = setup.filter.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
@@ -105,10 +109,8 @@ fn set_up(setup: &Setup, mut fds: Vec<OwnedFd>) -> Result<Init, StepError> {
     if capable {
         keep_only(&[Capability::CAP_SYS_PTRACE]).at(Step::Capabilities)?;
     }
-    if let Some(listener) = listener {
-        start_broker(listener, setup, private_devices)?;
-    }
-    Ok(Init { tier: setup.tier, spawner, children, jobs: BTreeMap::new(), terminal: None, memory: setup.memory_watchdog })
+    let broker = listener.map(|listener| start_broker(listener, setup, private_devices)).transpose()?;
+    Ok(Init { broker, tier: setup.tier, spawner, children, jobs: BTreeMap::new(), terminal: None, memory: setup.memory_watchdog })
 }
 
 fn keep_only(wanted: &[Capability]) -> Result<(), Errno> {
@@ -120,7 +122,11 @@ fn keep_only(wanted: &[Capability]) -> Result<(), Errno> {
     caps::set(None, CapSet::Permitted, &wanted).map_err(refused)
 }
 
-fn start_broker(listener: OwnedFd, setup: &Setup, private_devices: Vec<u64>) -> Result<(), StepError> {
+fn start_broker(
+    listener: OwnedFd,
+    setup: &Setup,
+    private_devices: Vec<u64>,
+) -> Result<Receiver<Result<(), StepError>>, StepError> {
     let (in_writable, elsewhere): (Vec<PathBuf>, Vec<PathBuf>) =
         setup.unix_connect.iter().cloned().partition(|path| lies_in_writable(path, &setup.mounts));
     let open = |path: &PathBuf| openat(AT_FDCWD, path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).ok();
@@ -139,7 +145,7 @@ fn start_broker(listener: OwnedFd, setup: &Setup, private_devices: Vec<u64>) -> 
         Err(error) => drop(ready.send(Err(error))),
     };
     std::thread::Builder::new().name("hermes-broker".to_owned()).spawn(serve).at(Step::Thread)?;
-    outcome.recv().map_err(|_| StepError::new(Step::Broker, Errno::ESRCH))?
+    Ok(outcome)
 }
 
 /// Could a job put another socket in the place of this one?
@@ -220,6 +226,10 @@ impl Init {
     }
 
     fn spawn(&mut self, spawn: Spawn, fds: Vec<OwnedFd>) -> Result<Pid, StepError> {
+        if let Some(broker) = &self.broker {
+            broker.recv().map_err(|_| StepError::new(Step::Broker, Errno::ESRCH))??;
+            self.broker = None;
+        }
         let mut fds = fds.into_iter();
         let terminal = self.terminal.take();
         let mut stdio = Vec::with_capacity(3);
@@ -263,6 +273,8 @@ impl Init {
             self.jobs.remove(&job);
             if last {
                 self.kill_all();
+                // What the event promises: nothing of the tree is left.
+                while matches!(waitpid(None, None), Ok(_) | Err(Errno::EINTR)) {}
             }
             let _ = channel.send(&Event::Exited { job, status: code }, &[]);
             if last {

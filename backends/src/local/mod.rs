@@ -77,6 +77,7 @@ impl Sandbox {
         let setup = Setup {
             tier: plan.tier,
             mounts: plan.mounts.clone(),
+            scratch: plan.scratch,
             trees: trees.iter().map(|(index, _)| *index).collect(),
             landlock: plan.landlock.clone(),
             handed: handed.iter().map(|handed| handed.writable).collect(),
@@ -129,6 +130,12 @@ impl Sandbox {
     /// Waits until nothing of the sandbox is left: pid 1 is reaped after everything else of its namespace.
     pub fn wait(mut self) {
         self.reap();
+    }
+
+    /// Lets init go after its last job's [`Event::Exited`]: nothing else is left, and it ends by itself. Does not wait for
+    /// the kernel to take the namespaces apart.
+    pub fn release(mut self) {
+        self.reaped = true;
     }
 
     fn reap(&mut self) {

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, OsStr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,9 @@ use super::sys::mount::{Attributes, attach, clone_tree, set_attributes};
 use crate::plan::{MountStep, Source};
 use crate::step::{At, Step, StepError};
 
+/// Where the scratch file system is mounted while the root is built.
+const SCRATCH: &str = ".scratch";
+
 const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY;
 const NO_SUID: u64 = libc::MOUNT_ATTR_NOSUID;
 const NO_DEV: u64 = libc::MOUNT_ATTR_NODEV;
@@ -27,7 +30,7 @@ const NO_EXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
 /// Parts of /proc that act on the whole machine (core_pattern, sysrq, interrupt affinity).
 const PROC_READ_ONLY: &[&str] = &["sys", "irq", "bus", "fs", "sysrq-trigger"];
 /// Parts of /proc that show memory, keys or timers of others.
-const PROC_MASKED: &[&str] = &["kcore", "keys", "timer_list", "key-users", "sched_debug", "acpi", "scsi"];
+const PROC_MASKED: &[&str] = &["kcore", "keys", "timer_list"];
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
 const DEVICE_LINKS: &[(&str, &str)] = &[
     ("ptmx", "pts/ptmx"),
@@ -58,11 +61,11 @@ pub fn open_source(source: &Source) -> Result<OwnedFd, StepError> {
 
 /// Builds the tree that `steps` describe and makes it the root. Returns the device numbers of the file systems that were
 /// mounted new: no process outside can have bound a socket there.
-pub fn enter(steps: &[MountStep], mut trees: Trees) -> Result<Vec<u64>, StepError> {
+pub fn enter(steps: &[MountStep], scratch: Option<u64>, mut trees: Trees) -> Result<Vec<u64>, StepError> {
     let root = c"/";
     mount(None::<&str>, root, None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).at(Step::Propagation)?;
     let prepared = prepare(steps, &mut trees)?;
-    let mut builder = Builder::new()?;
+    let mut builder = Builder::new(scratch)?;
     for (step, source) in steps.iter().zip(prepared) {
         builder.apply(step, source)?;
     }
@@ -112,6 +115,12 @@ fn prepare(steps: &[MountStep], trees: &mut Trees) -> Result<Vec<Prepared>, Step
 
 struct Builder {
     base: OwnedFd,
+    /// The root of the one tmpfs that all of the sandbox's own directories and upper layers are in.
+    scratch: OwnedFd,
+    /// How many directories it has.
+    rooms: u32,
+    /// Mounts that become read-only when everything below them is in place.
+    seal: Vec<OwnedFd>,
     /// Device numbers of file systems that we mounted: the only places where anything may be created.
     own: BTreeSet<u64>,
     directories: BTreeMap<PathBuf, OwnedFd>,
@@ -128,7 +137,7 @@ fn open_directory(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno
 }
 
 impl Builder {
-    fn new() -> Result<Self, StepError> {
+    fn new(size: Option<u64>) -> Result<Self, StepError> {
         // Any directory of the old root will do as a place for the new one: the old root goes away.
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
         let at = ["/tmp", "/mnt", "/var", "/usr"].iter().find(|at| Path::new(at).is_dir()).unwrap_or(&"/proc");
@@ -136,22 +145,39 @@ impl Builder {
         let base = openat(AT_FDCWD, *at, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
             .at_path(Step::Open, at)?;
         fchdir(&base).at_path(Step::Open, at)?;
-        let own = BTreeSet::from([fstat(&base).at_path(Step::Open, at)?.st_dev]);
-        Ok(Self { base, own, directories: BTreeMap::new(), masks: None })
+        mkdirat(&base, SCRATCH, Mode::S_IRWXU).at_path(Step::Tmpfs, SCRATCH)?;
+        let limit = size.map_or(String::new(), |size| format!(",size={size}"));
+        mount(Some("tmpfs"), SCRATCH, Some("tmpfs"), flags, Some(format!("mode=700{limit}").as_str()))
+            .at_path(Step::Tmpfs, SCRATCH)?;
+        let scratch = open_directory(base.as_fd(), OsStr::new(SCRATCH)).at_path(Step::Tmpfs, SCRATCH)?;
+        let device = |fd: &OwnedFd| fstat(fd).at_path(Step::Open, at).map(|stat| stat.st_dev);
+        let own = BTreeSet::from([device(&base)?, device(&scratch)?]);
+        Ok(Self { base, scratch, rooms: 0, seal: Vec::new(), own, directories: BTreeMap::new(), masks: None })
+    }
+
+    /// A new directory of the scratch file system.
+    fn room(&mut self, mode: u32) -> Result<OwnedFd, Errno> {
+        let name = self.rooms.to_string();
+        self.rooms += 1;
+        mkdirat(&self.scratch, name.as_str(), Mode::from_bits_truncate(mode as mode_t))?;
+        open_directory(self.scratch.as_fd(), OsStr::new(&name))
     }
 
     fn apply(&mut self, step: &MountStep, prepared: Prepared) -> Result<(), StepError> {
         match step {
-            MountStep::Tmpfs { target, size, mode, writable } => {
+            MountStep::Private { target, mode, writable } => self.private(target, *mode, *writable),
+            MountStep::Pin { target } => {
                 let parent = self.parent(target)?;
-                self.tmpfs(&parent, target, *size, *mode, *writable)
+                let directory = self.directory(target)?;
+                let tree = clone_tree(directory.as_fd(), true).at_path(Step::Bind, target)?;
+                self.attach_tree(tree, &parent, target, true)
             }
             MountStep::Bind { target, directory, .. } => {
                 let Prepared::Tree(tree) = prepared else { return Err(StepError::on(Step::Bind, target, Errno::EBADF)) };
                 let parent = self.parent(target)?;
                 self.attach_tree(tree, &parent, target, *directory)
             }
-            MountStep::Overlay { target, size, whiteouts, .. } => self.overlay(target, *size, whiteouts, prepared),
+            MountStep::Overlay { target, whiteouts, .. } => self.overlay(target, whiteouts, prepared),
             MountStep::Mask { target, directory } => {
                 let parent = self.parent(target)?;
                 self.mask(&parent, target, *directory)
@@ -234,52 +260,40 @@ impl Builder {
         openat(parent.as_fd(), name(path)?, make, Mode::from_bits_truncate(0o444)).map(drop).at_path(Step::Create, path)
     }
 
-    fn tmpfs(&mut self, parent: &OwnedFd, target: &Path, size: Option<u64>, mode: u32, writable: bool) -> Result<(), StepError> {
-        self.make_directory(parent, target, 0o755)?;
-        let mut options = format!("mode={mode:o}");
-        if let Some(size) = size {
-            options += &format!(",size={size}");
-        }
-        let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    fn private(&mut self, target: &Path, mode: u32, writable: bool) -> Result<(), StepError> {
+        let room = self.room(mode).at_path(Step::Tmpfs, target)?;
+        let tree = clone_tree(room.as_fd(), false).at_path(Step::Bind, target)?;
         if !writable {
-            flags |= MsFlags::MS_RDONLY;
+            self.seal.push(tree.try_clone().at_path(Step::Attributes, target)?);
         }
-        fchdir(parent).at_path(Step::Tmpfs, target)?;
-        mount(Some("tmpfs"), name(target)?, Some("tmpfs"), flags, Some(options.as_str())).at_path(Step::Tmpfs, target)?;
-        let fd = open_directory(parent.as_fd(), name(target)?).at_path(Step::Tmpfs, target)?;
-        self.own.insert(fstat(&fd).at_path(Step::Tmpfs, target)?.st_dev);
-        self.forget(target);
-        self.directories.insert(target.to_owned(), fd);
-        Ok(())
+        let parent = self.parent(target)?;
+        self.attach_tree(tree, &parent, target, true)
     }
 
-    /// An overlay whose upper layer is a tmpfs of its own, mounted first at the target and then covered.
-    fn overlay(&mut self, target: &Path, size: Option<u64>, whiteouts: &[PathBuf], lower: Prepared) -> Result<(), StepError> {
+    fn overlay(&mut self, target: &Path, whiteouts: &[PathBuf], lower: Prepared) -> Result<(), StepError> {
         let parent = self.parent(target)?;
-        self.tmpfs(&parent, target, size, 0o755, true)?;
-        let scratch = self.directory(target)?;
-        for name in ["upper", "work", "lower"] {
-            mkdirat(scratch.as_fd(), name, Mode::from_bits_truncate(0o755)).at_path(Step::Overlay, target)?;
+        self.make_directory(&parent, target, 0o755)?;
+        let room = self.room(0o755).at_path(Step::Overlay, target)?;
+        for name in ["upper", "work"] {
+            mkdirat(room.as_fd(), name, Mode::from_bits_truncate(0o755)).at_path(Step::Overlay, target)?;
         }
         for path in whiteouts {
-            self.whiteout(&scratch, path).at_path(Step::Overlay, target.join(path))?;
+            self.whiteout(&room, path).at_path(Step::Overlay, target.join(path))?;
         }
-        fchdir(&scratch).at_path(Step::Overlay, target)?;
-        let layer = match &lower {
-            Prepared::Lower(fd) => {
-                use std::os::fd::AsRawFd;
-                format!("/proc/self/fd/{}", fd.as_raw_fd())
-            }
+        let place = format!("/proc/self/fd/{}", room.as_raw_fd());
+        let lower = match &lower {
+            Prepared::Lower(fd) => format!("/proc/self/fd/{}", fd.as_raw_fd()),
             Prepared::MappedLower(tree) => {
-                attach(tree, scratch.as_fd(), c"lower").at_path(Step::Overlay, target)?;
-                "lower".to_owned()
+                mkdirat(room.as_fd(), "lower", Mode::S_IRWXU).at_path(Step::Overlay, target)?;
+                attach(tree, room.as_fd(), c"lower").at_path(Step::Overlay, target)?;
+                format!("{place}/lower")
             }
             _ => return Err(StepError::on(Step::Overlay, target, Errno::EBADF)),
         };
-        let options = format!("lowerdir={layer},upperdir=upper,workdir=work,userxattr");
-        // Mounted from within the scratch file system by relative names, onto the scratch root itself.
-        mount(Some("overlay"), ".", Some("overlay"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some(options.as_str()))
-            .at_path(Step::Overlay, target)?;
+        let options = format!("lowerdir={lower},upperdir={place}/upper,workdir={place}/work,userxattr");
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        fchdir(&parent).at_path(Step::Overlay, target)?;
+        mount(Some("overlay"), name(target)?, Some("overlay"), flags, Some(options.as_str())).at_path(Step::Overlay, target)?;
         self.forget(target);
         let fd = self.directory(target)?;
         self.own.insert(fstat(&fd).at_path(Step::Overlay, target)?.st_dev);
@@ -287,9 +301,9 @@ impl Builder {
     }
 
     /// A character device 0:0 in the upper layer hides the lower layer's entry of that name.
-    fn whiteout(&self, scratch: &OwnedFd, path: &Path) -> Result<(), Errno> {
+    fn whiteout(&self, room: &OwnedFd, path: &Path) -> Result<(), Errno> {
         use nix::sys::stat::{SFlag, mknodat};
-        let mut at = open_directory(scratch.as_fd(), OsStr::new("upper"))?;
+        let mut at = open_directory(room.as_fd(), OsStr::new("upper"))?;
         let mut components = path.components().peekable();
         while let Some(component) = components.next() {
             let name = component.as_os_str();
@@ -375,6 +389,20 @@ impl Builder {
         Ok(())
     }
 
+    /// A tmpfs of its own.
+    fn tmpfs(&mut self, parent: &OwnedFd, target: &Path, size: Option<u64>, mode: u32) -> Result<(), StepError> {
+        self.make_directory(parent, target, 0o755)?;
+        let limit = size.map_or(String::new(), |size| format!(",size={size}"));
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        fchdir(parent).at_path(Step::Tmpfs, target)?;
+        mount(Some("tmpfs"), name(target)?, Some("tmpfs"), flags, Some(format!("mode={mode:o}{limit}").as_str()))
+            .at_path(Step::Tmpfs, target)?;
+        self.forget(target);
+        let fd = self.directory(target)?;
+        self.own.insert(fstat(&fd).at_path(Step::Tmpfs, target)?.st_dev);
+        Ok(())
+    }
+
     fn dev(&mut self, shm: Option<u64>) -> Result<(), StepError> {
         let target = Path::new("/dev");
         let base = self.directory(Path::new("/"))?;
@@ -391,7 +419,7 @@ impl Builder {
                 .at_path(Step::Devices, &path)?;
             trees.push((path, tree));
         }
-        self.tmpfs(&base, target, Some(1 << 20), 0o755, true)?;
+        self.tmpfs(&base, target, Some(1 << 20), 0o755)?;
         let dev = self.directory(target)?;
         for (path, tree) in trees {
             self.attach_tree(tree, &dev, &path, false)?;
@@ -404,18 +432,24 @@ impl Builder {
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
         mount(Some("devpts"), "pts", Some("devpts"), flags, Some("newinstance,ptmxmode=0666,mode=620"))
             .at_path(Step::Devices, "/dev/pts")?;
-        self.tmpfs(&dev, Path::new("/dev/shm"), shm, 0o1777, true)?;
+        self.tmpfs(&dev, Path::new("/dev/shm"), shm, 0o1777)?;
         // No new entries: a file put here would look like a device.
         set_attributes(dev.as_fd(), c"", Attributes { set: READ_ONLY, ..Attributes::default() }, false).at(Step::Devices)
     }
 
     fn pivot(self) -> Result<(), StepError> {
+        // What was cloned from it or layered over it stays.
+        fchdir(&self.base).at(Step::Pivot)?;
+        umount2(SCRATCH, MntFlags::MNT_DETACH).at(Step::Pivot)?;
+        unlinkat(self.base.as_fd(), SCRATCH, UnlinkatFlags::RemoveDir).at(Step::Pivot)?;
         if self.masks.is_some() {
             unlinkat(self.base.as_fd(), ".mask", UnlinkatFlags::NoRemoveDir).at(Step::Create)?;
             unlinkat(self.base.as_fd(), ".mask.d", UnlinkatFlags::RemoveDir).at(Step::Create)?;
         }
-        let set = READ_ONLY;
-        set_attributes(self.base.as_fd(), c"", Attributes { set, ..Attributes::default() }, false).at(Step::Attributes)?;
+        let read_only = Attributes { set: READ_ONLY, ..Attributes::default() };
+        for mount in self.seal.iter().chain([&self.base]) {
+            set_attributes(mount.as_fd(), c"", read_only, false).at(Step::Attributes)?;
+        }
         fchdir(&self.base).at(Step::Pivot)?;
         // pivot_root(2), "pivot_root(".", ".")": the old root ends up stacked on the new one and is detached.
         pivot_root(".", ".").at(Step::Pivot)?;

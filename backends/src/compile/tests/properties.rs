@@ -269,8 +269,9 @@ fn check_error(case: &Case, oracle: &Oracle, error: &CompileError) -> Result<(),
     let right = match error {
         CompileError::Missing { path, .. } => found(path) == Found::Absent,
         CompileError::Unreadable { path, .. } => matches!(found(path), Found::Unreadable(_)),
-        CompileError::CrossesWritable { path, link, tree, real, .. } => {
-            matches!(found(path), Found::Present { real: leads, .. } if leads == *real) && link.starts_with(tree)
+        CompileError::CrossesWritable(crossing) => {
+            let leads = matches!(found(&crossing.path), Found::Present { real, .. } if real == crossing.real);
+            leads && crossing.link.starts_with(&crossing.tree)
         }
         CompileError::WorkspaceHidden { .. } => {
             let workspace = &case.policy.workspace;

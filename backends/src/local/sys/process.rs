@@ -113,12 +113,18 @@ pub fn spawn_init(spec: &InitSpec<'_>) -> Result<Pid, (Step, Errno)> {
         failure: None,
     };
     let argument = (&raw mut child).cast::<libc::c_void>();
+    // SAFETY: integers.
+    let dumpable = unsafe { libc::prctl(libc::PR_GET_DUMPABLE, 0, 0, 0, 0) };
     let result = if spec.drop_root {
         // The namespaces must belong to the unprivileged user, so they are made by a child that has become it.
         vfork(outer_main, stack.top(), 0, argument)
     } else {
         vfork(init_main, stack.top(), spec.namespaces, argument)
     };
+    // The child shares our memory and made it dumpable; a supervisor that has left root must not stay so, because it
+    // still holds root's variables and descriptors.
+    // SAFETY: integers.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, libc::c_ulong::from(dumpable == 1), 0, 0, 0) };
     let first = result.map_err(|errno| (Step::Namespaces, errno))?;
     let failure = child.failure;
     let pid = if spec.drop_root {
