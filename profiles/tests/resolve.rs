@@ -122,6 +122,8 @@ fn strict_profiles_change_nothing_on_the_host() {
         assert_eq!(policy.workspace_access, Access::Read, "{name}");
         assert!(policy.files.iter().all(|rule| rule.access != Access::Write), "{name}");
     }
+    let strict = policy(&request("code-strict"), &Memory::default());
+    assert!(strict.files.iter().all(|rule| matches!(rule.access, Access::Read | Access::Hidden)));
     assert!(policy(&request("review"), &Memory::default()).requires(Guarantee::ProcessesHidden));
 }
 
