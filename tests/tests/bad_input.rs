@@ -111,7 +111,7 @@ fn deep_nesting_and_long_lists_do_not_crash() {
 fn a_whole_machine_or_home_as_workspace_needs_a_word() {
     let sandbox = Sandbox::new();
     let home = sandbox.home.clone();
-    for broad in [Path::new("/"), Path::new("/usr"), Path::new("/etc"), Path::new("/home"), Path::new("/var"), &home] {
+    for broad in [Path::new("/"), Path::new("/usr"), Path::new("/etc"), Path::new("/var"), &home] {
         let sandbox = Sandbox::new().env("HOME", &home).flags([Path::new("--workspace"), broad]);
         sandbox.sh("echo RAN").refused(125);
     }

@@ -219,7 +219,7 @@ fn an_interactive_shell_works_on_a_terminal() {
         Step::Expect("START"),
         Step::Send("\u{1a}"),
         Step::Expect("Stopped"),
-        Step::Send("kill %1; echo job-$((1+1))\n"),
+        Step::Send("kill -9 %1; sleep 1; echo job-$((1+1))\n"),
         Step::Expect("job-2"),
         Step::Send("exit 4\n"),
     ];
