@@ -73,9 +73,8 @@ fn remove_files(directory: &OwnedFd) -> io::Result<Vec<OsString>> {
     let mut directories = Vec::new();
     for entry in std::fs::read_dir(by_descriptor(directory))? {
         let name = entry?.file_name();
-        match unlinkat(directory, name.as_os_str(), UnlinkatFlags::NoRemoveDir) {
-            Err(Errno::EISDIR) => directories.push(name),
-            Ok(()) | Err(_) => {}
+        if unlinkat(directory, name.as_os_str(), UnlinkatFlags::NoRemoveDir) == Err(Errno::EISDIR) {
+            directories.push(name);
         }
     }
     Ok(directories)
@@ -114,7 +113,7 @@ mod tests {
             symlink(outside.path(), deep.join("link")).unwrap();
         }
         for at in deep.ancestors().take_while(|at| *at != path) {
-            std::fs::set_permissions(at, std::fs::Permissions::from_mode(0)).unwrap();
+            std::fs::set_permissions(at, std::fs::Permissions::from_mode(0o000)).unwrap();
         }
         drop(scratch);
         assert!(!path.exists());
