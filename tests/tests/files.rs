@@ -428,14 +428,9 @@ fn the_hosts_root_cannot_be_walked_to_through_proc() {
 #[test]
 fn modes_and_umask_are_kept() {
     let sandbox = Sandbox::new();
-    sandbox.sh("umask 027; echo x > f; mkdir d; echo y > g; chmod 711 g; chmod 4711 f; chmod 2770 d; echo END").ok().says("END");
+    sandbox.sh("umask 027; echo x > f; mkdir d; echo y > g; chmod 711 g").ok();
     let mode = |name: &str| fs::metadata(sandbox.workspace.join(name)).unwrap().permissions().mode() & 0o7777;
-    assert_eq!(
-        (mode("f") & 0o7000, mode("d") & 0o777, mode("g")),
-        (0, mode("d") & 0o777, 0o711),
-        "no setuid file is left on the host"
-    );
-    assert!(matches!(mode("f"), 0o640 | 0o711) && matches!(mode("d") & 0o777, 0o750 | 0o770));
+    assert_eq!((mode("f"), mode("d"), mode("g")), (0o640, 0o750, 0o711));
 }
 
 #[test]
@@ -451,17 +446,17 @@ fn no_program_is_left_that_lends_its_owners_rights() {
         \x20tell('fchmod %o' % bit, lambda: os.fchmod(f, mode))\n\
         \x20tell('mknod %o' % bit, lambda: os.mknod('n%o' % bit, mode))\n\
         \x20tell('open %o' % bit, lambda: os.open('o%o' % bit, create, mode))\n";
-    let ran = sandbox.plain_python(program).ok();
-    assert!(!ran.stdout.contains("REFUSED"), "the control fails: {}", ran.stdout);
+    let ran = sandbox.plain_python(program).ok().out();
+    assert!(!ran.contains("REFUSED"), "the control fails: {ran}");
     for name in ["f", "n0", "o0", "n2000", "o2000", "n4000", "o4000"] {
         fs::remove_file(sandbox.workspace.join(name)).unwrap();
     }
-    let ran = sandbox.python(program).ok();
+    let ran = sandbox.python(program).ok().out();
     for call in ["chmod", "fchmod", "mknod", "open"] {
         for bit in ["2000", "4000"] {
-            assert!(ran.stdout.contains(&format!("REFUSED {call} {bit} 1")), "{}", ran.stdout);
+            assert!(ran.contains(&format!("REFUSED {call} {bit} 1")), "{ran}");
         }
-        assert!(ran.stdout.contains(&format!("DONE {call} 0")), "{}", ran.stdout);
+        assert!(ran.contains(&format!("DONE {call} 0")), "{ran}");
     }
     for entry in fs::read_dir(&sandbox.workspace).unwrap() {
         assert_eq!(entry.unwrap().metadata().unwrap().permissions().mode() & 0o6000, 0);
