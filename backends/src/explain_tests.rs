@@ -44,11 +44,11 @@ fn bind(path: &str, writable: bool) -> MountStep {
 }
 
 fn tmpfs(path: &str, writable: bool) -> MountStep {
-    MountStep::Tmpfs { target: path.into(), size: None, mode: 0o755, writable }
+    MountStep::Private { target: path.into(), mode: 0o755, writable }
 }
 
 fn allowed(path: &str, rights: PathRights) -> PathRule {
-    PathRule { path: path.into(), rights }
+    PathRule { path: path.into(), identity: None, rights }
 }
 
 fn plan() -> Plan {
@@ -66,6 +66,7 @@ fn plan() -> Plan {
             MountStep::Mask { target: "/home/u/ws/s.env".into(), directory: false },
             MountStep::Proc,
         ],
+        scratch: None,
         landlock: Some(LandlockPlan {
             abi: 7,
             paths: vec![
@@ -184,7 +185,7 @@ fn a_hidden_file_inside_a_grant() {
 fn whiteouts_hide_and_copies_are_said_to_be_copies() {
     let mut plan = plan();
     let source = Source { path: "/home/u/ws".into(), dev: 1, ino: 1 };
-    plan.mounts[5] = MountStep::Overlay { source, target: "/home/u/ws".into(), size: None, whiteouts: vec!["s.env".into()] };
+    plan.mounts[5] = MountStep::Overlay { source, target: "/home/u/ws".into(), whiteouts: vec!["s.env".into()] };
     plan.mounts.remove(6);
     assert_eq!(path(&plan, "/home/u/ws/s.env").0, Verdict::Enforced(vec![Layer::Mounts]));
     let mut policy = policy();

@@ -113,7 +113,10 @@ pub fn decide(rules: &EnvironmentRules, name: &OsStr, value: &OsStr) -> Result<G
     } else {
         return Err(Reason::NotAllowed);
     };
-    match shapes::credential(value.as_bytes()) {
+    if names::holds_program(bytes, value.as_bytes()) {
+        return Err(Reason::CodeInjection);
+    }
+    match shapes::credential(value.as_bytes(), names::is_locale(bytes)) {
         Some(kind) => Err(Reason::CredentialValue(kind)),
         None => Ok(grant),
     }

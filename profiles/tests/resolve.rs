@@ -386,7 +386,7 @@ fn answers_are_stable() {
         ("LANG", "C", "LANG: passed (well known and harmless)"),
         ("GH_TOKEN", "x", "GH_TOKEN: passed (named by --env)"),
         ("A_TOKEN", "x", "A_TOKEN: stays out, its name means a credential; --env A_TOKEN would pass it"),
-        ("LANG", "https://u:p@h/", "LANG: stays out, its value looks like a URL with a login; --env LANG would pass it"),
+        ("LANG", "https://u:p@h/", "LANG: stays out, its value looks like a login for a host; --env LANG would pass it"),
     ] {
         assert_eq!(hermes_profiles::explain::env(&policy.environment, name.as_ref(), value.as_ref()), wanted);
     }

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use hermes_profiles::paths::covers;
-use hermes_profiles::{Access, FileRule, HomeMode, Origin, Policy};
+use hermes_profiles::{Access, FileRule, HomeMode, Origin, Policy, is_broad};
 
 use rustc_hash::FxHashSet;
 
@@ -161,12 +161,19 @@ pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>, tier: Tier) 
         rules().filter(|rule| rule.access == Access::Hidden).map(|rule| (real(survey, &rule.path), rule)).collect();
     let hidden_index = Index::new(hidden.iter().map(|(path, _)| path.as_path()));
 
+    let home_real = policy.home.dir.as_deref().map(|dir| real(survey, dir));
     let mut wanted: Vec<Wanted<'_>> = Vec::new();
     for rule in rules().filter(|rule| rule.access != Access::Hidden) {
         let Some(found) = find(rule, survey)? else { continue };
         let is_workspace = std::ptr::eq(rule, &workspace);
         if is_workspace && found.grant.kind != Kind::Directory {
             return Err(CompileError::NotADirectory { path: policy.workspace.clone() });
+        }
+        // The text of the path was judged when the policy was resolved; here is what it leads to.
+        let through_links = !found.links.is_empty() && matches!(found.grant.access, Access::Write | Access::Overlay);
+        if through_links && !policy.allow_broad && is_broad(&found.grant.source.path, home_real.as_deref()) {
+            let (path, origin, real) = (rule.path.clone(), rule.origin.clone(), found.grant.source.path);
+            return Err(CompileError::TooBroad { path, origin, real });
         }
         let Some(at) = found.places().find(|at| hidden_index.covers(at)) else {
             wanted.push(found);
@@ -522,7 +529,7 @@ pub fn rules_inside(mounts: &[MountStep]) -> Vec<PathRule> {
 
 /// Landlock rules on the host's own paths. Hidden paths inside a grant cannot be expressed; that loss is named.
 pub fn rules_outside(view: &View, scratch: Option<&Path>) -> Vec<PathRule> {
-    let mut rules: Vec<PathRule> = ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"]
+    let mut rules: Vec<PathRule> = ["null", "zero", "full", "random", "urandom", "tty"]
         .iter()
         .map(|device| rule(Path::new("/dev").join(device), PathRights::Device))
         .collect();
@@ -535,7 +542,7 @@ pub fn rules_outside(view: &View, scratch: Option<&Path>) -> Vec<PathRule> {
             (_, Kind::Device) => PathRights::Device,
             _ => PathRights::Read,
         };
-        rule(path, rights)
+        PathRule { identity: Some((grant.source.dev, grant.source.ino)), ..rule(path, rights) }
     }));
     rules
 }

@@ -23,7 +23,7 @@ pub(super) enum Shown {
 pub(super) fn shown(plan: &Plan, path: &Path) -> Shown {
     let innermost = plan.mounts.iter().rfind(|step| match step {
         MountStep::Bind { directory: false, target, .. } => path == target,
-        MountStep::Symlink { .. } | MountStep::Directory { .. } => false,
+        MountStep::Symlink { .. } | MountStep::Directory { .. } | MountStep::Pin { .. } => false,
         _ => path.starts_with(step.target()),
     });
     match innermost {
@@ -111,7 +111,7 @@ pub(super) fn check_steps(plan: &Plan, world: &World) -> Result<(), String> {
         match around {
             Some(MountStep::Symlink { .. }) => return Err(format!("{step:?} lies behind the symlink {around:?}")),
             Some(MountStep::Mask { .. }) => return Err(format!("{step:?} lies under the mask {around:?}")),
-            Some(MountStep::Bind { .. } | MountStep::Overlay { .. }) => {
+            Some(MountStep::Bind { .. } | MountStep::Overlay { .. } | MountStep::Pin { .. }) => {
                 let there = world.0.get(target);
                 let fits = match step {
                     MountStep::Bind { directory, .. } | MountStep::Mask { directory, .. } => {
