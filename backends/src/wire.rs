@@ -24,8 +24,10 @@ use crate::step::StepError;
 const INLINE: usize = 48 * 1024;
 /// Longest message, in bytes: the kernel's limit for arguments and environment (a quarter of an 8 MiB stack) and air.
 pub const LONGEST: usize = 8 << 20;
-/// Most descriptors in a message (the kernel's SCM_MAX_FD is 253).
+/// Most descriptors in a message.
 pub const MOST_FDS: usize = 128;
+/// Most descriptors that the kernel puts in one message, SCM_MAX_FD of unix(7).
+const SCM_MAX_FD: usize = 253;
 
 /// A job's number, chosen by the supervisor.
 pub type JobId = u32;
@@ -207,13 +209,13 @@ impl Channel {
     /// Sends one message with descriptors.
     pub fn send<T: Serialize>(&self, message: &T, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         let bytes = encode(message)?;
+        if bytes.len() > LONGEST || fds.len() > MOST_FDS {
+            return Err(Errno::EMSGSIZE);
+        }
         let mut raw: Vec<RawFd> = Vec::with_capacity(fds.len() + 1);
         let memory = if bytes.len() > INLINE { Some(sealed(&bytes)?) } else { None };
         raw.extend(memory.as_ref().map(AsRawFd::as_raw_fd));
         raw.extend(fds.iter().map(AsRawFd::as_raw_fd));
-        if raw.len() > MOST_FDS {
-            return Err(Errno::EMSGSIZE);
-        }
         let kind = [u8::from(memory.is_some())];
         let inline: &[u8] = if memory.is_some() { &[] } else { &bytes };
         let parts = [IoSlice::new(&kind), IoSlice::new(inline)];
@@ -230,9 +232,10 @@ impl Channel {
     /// Waits for one message; `None` at the end of the stream.
     pub fn receive<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>, Errno> {
         let mut buffer = vec![0; INLINE + 1];
-        let mut space = nix::cmsg_space!([RawFd; MOST_FDS]);
+        // Room for all, so that none is left in our table unseen.
+        let mut space = nix::cmsg_space!([RawFd; SCM_MAX_FD]);
         let mut reset = false;
-        let (length, fds, truncated) = loop {
+        let (length, mut fds, too_much) = loop {
             let mut parts = [IoSliceMut::new(&mut buffer)];
             match recvmsg::<()>(self.0.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
                 Err(Errno::EINTR) => {}
@@ -240,21 +243,23 @@ impl Channel {
                 Err(Errno::ECONNRESET) if !reset => reset = true,
                 Err(Errno::ECONNRESET) => return Ok(None),
                 Err(errno) => return Err(errno),
-                Ok(message) => {
+                Ok(mut message) => {
+                    let truncated = message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
+                    // Otherwise the descriptors that came through are not told.
+                    message.flags.remove(MsgFlags::MSG_CTRUNC);
                     let mut fds = Vec::new();
                     for control in message.cmsgs()? {
                         if let ControlMessageOwned::ScmRights(raw) = control {
                             fds.extend(raw.into_iter().map(received));
                         }
                     }
-                    let truncated = message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
-                    break (message.bytes, fds, truncated);
+                    let too_many = fds.len() > MOST_FDS + 1;
+                    break (message.bytes, fds, truncated || too_many);
                 }
             }
         };
-        let mut fds = fds;
         match buffer.get(..length) {
-            _ if truncated => Err(Errno::EMSGSIZE),
+            _ if too_much => Err(Errno::EMSGSIZE),
             None | Some([]) => Ok(None),
             Some([0, inline @ ..]) => Ok(Some((decode(inline)?, fds))),
             Some([1]) if !fds.is_empty() => {
@@ -272,16 +277,24 @@ impl AsFd for Channel {
     }
 }
 
+/// What makes a memory file safe to read: it can neither shrink nor change.
+const SEALS: SealFlag =
+    SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_WRITE).union(SealFlag::F_SEAL_SEAL);
+
 fn sealed(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     let fd = memfd_create(c"message", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
     let mut file = std::fs::File::from(fd);
     file.write_all(bytes).map_err(errno_of)?;
-    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL;
-    fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(SEALS))?;
     Ok(file.into())
 }
 
 fn read_sealed(fd: OwnedFd) -> Result<Vec<u8>, Errno> {
+    // Anything else than a memory file (a pipe, a file of a hung file system) has no seals.
+    let seals = fcntl(&fd, FcntlArg::F_GET_SEALS).map_err(|_| Errno::EBADMSG)?;
+    if !SealFlag::from_bits_truncate(seals).contains(SEALS) {
+        return Err(Errno::EBADMSG);
+    }
     let mut file = std::fs::File::from(fd);
     let length = file.metadata().map_err(errno_of)?.len();
     if length > LONGEST as u64 {
@@ -289,10 +302,13 @@ fn read_sealed(fd: OwnedFd) -> Result<Vec<u8>, Errno> {
     }
     file.seek(SeekFrom::Start(0)).map_err(errno_of)?;
     let mut bytes = Vec::with_capacity(length as usize);
-    file.take(LONGEST as u64).read_to_end(&mut bytes).map_err(errno_of)?;
+    file.read_to_end(&mut bytes).map_err(errno_of)?;
     Ok(bytes)
 }
 
 fn errno_of(error: io::Error) -> Errno {
     Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO))
 }
+
+#[cfg(test)]
+mod tests;

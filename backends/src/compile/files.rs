@@ -1,6 +1,6 @@
 //! From path rules to grants, mounts and Landlock rules.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -483,7 +483,7 @@ pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
             steps.insert(target.clone(), MountStep::Mask { target, directory: kind == Kind::Directory });
         }
     }
-    for target in pins(&steps) {
+    for target in pins(view, &steps) {
         steps.insert(target.clone(), MountStep::Pin { target });
     }
     let mut steps: Vec<MountStep> = steps.into_values().collect();
@@ -493,17 +493,16 @@ pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
     steps
 }
 
-/// Directories of writable host trees that lead to something with less rights: were they renamed, what is mounted below
-/// would go with them and leave its name to whatever is made there.
-fn pins(steps: &BTreeMap<PathBuf, MountStep>) -> Vec<PathBuf> {
-    let lessens = |step: &MountStep| {
-        matches!(step, MountStep::Mask { .. } | MountStep::Overlay { .. } | MountStep::Bind { writable: false, .. })
-    };
-    let mut pins = Vec::new();
-    for (target, _) in steps.iter().filter(|(_, step)| lessens(step)) {
-        let around = target.ancestors().skip(1).find_map(|at| steps.get_key_value(at));
-        if let Some((tree, MountStep::Bind { writable: true, .. })) = around {
-            pins.extend(target.ancestors().skip(1).take_while(|at| at != tree).map(Path::to_owned));
+/// The directories between writable trees and what is mounted in them. Renamed, they would take along what hides or
+/// protects a path, and leave the path to a new file.
+fn pins(view: &View, steps: &BTreeMap<PathBuf, MountStep>) -> BTreeSet<PathBuf> {
+    let mut pins = BTreeSet::new();
+    for target in steps.keys() {
+        if let Some(parent) = target.parent()
+            && let Some((tree, Grant { access: Access::Write, .. })) = view.covering(parent)
+        {
+            let between = parent.ancestors().take_while(|at| at != tree).filter(|at| !steps.contains_key(*at));
+            pins.extend(between.map(Path::to_owned));
         }
     }
     pins

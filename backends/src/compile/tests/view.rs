@@ -107,7 +107,20 @@ pub(super) fn check_steps(plan: &Plan, world: &World) -> Result<(), String> {
         if target.parent().is_none() {
             return Err(format!("{step:?}: the root is made before all steps"));
         }
-        let around = before.iter().rfind(|outer| target.starts_with(outer.target()));
+        let around = |path: &Path| {
+            let outer = |outer: &&MountStep| path.starts_with(outer.target()) && !matches!(outer, MountStep::Pin { .. });
+            before.iter().rfind(outer)
+        };
+        // A directory that can be renamed takes along what is mounted below it.
+        for parent in target.ancestors().skip(1) {
+            if let Some(MountStep::Bind { writable: true, target: tree, .. }) = around(parent)
+                && parent != tree
+                && !before.iter().any(|pin| pin.target() == parent)
+            {
+                return Err(format!("{} can be renamed, and with it {step:?}", parent.display()));
+            }
+        }
+        let around = around(target);
         match around {
             Some(MountStep::Symlink { .. }) => return Err(format!("{step:?} lies behind the symlink {around:?}")),
             Some(MountStep::Mask { .. }) => return Err(format!("{step:?} lies under the mask {around:?}")),
@@ -118,6 +131,7 @@ pub(super) fn check_steps(plan: &Plan, world: &World) -> Result<(), String> {
                         there.is_some_and(|node| (*node == Node::Is(Kind::Directory)) == *directory)
                     }
                     MountStep::Symlink { .. } => false,
+                    MountStep::Pin { .. } => matches!(around, Some(MountStep::Bind { writable: true, .. })),
                     _ => there == Some(&Node::Is(Kind::Directory)),
                 };
                 if !fits {
