@@ -1,7 +1,7 @@
 //! Limits hold, and the host does not notice.
 #![allow(clippy::unwrap_used)]
 
-use hermes_tests::{PYTHON, Sandbox, need, skip};
+use hermes_tests::{PYTHON, Sandbox, need, run_to_end, shell_line, skip};
 
 #[test]
 fn a_fork_bomb_is_bounded() {
@@ -101,4 +101,16 @@ fn address_space_is_not_limited() {
         skip!("java is not in a system directory");
     }
     result.ok();
+}
+
+#[test]
+fn a_lower_limit_of_the_caller_is_kept() {
+    need!("bash");
+    let sandbox = Sandbox::new();
+    // Machines with little memory, and many login managers, allow fewer processes than the profile does.
+    for (limit, ask) in [("-u 2000", "-u"), ("-n 512", "-n"), ("-f 100000", "-f")] {
+        let line = shell_line(&sandbox.inside(["/bin/bash", "-c", &format!("echo RAN; ulimit {ask}")]));
+        let result = run_to_end(sandbox.plain_command("/bin/bash").args(["-c", &format!("ulimit {limit}; exec {line}")]));
+        result.ok().says("RAN");
+    }
 }

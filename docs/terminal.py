@@ -1,0 +1,29 @@
+#!/usr/bin/env python3
+"""Makes terminal.svg from a real run: python3 docs/terminal.py OUT.svg (needs `pip install rich`, hermes-sandbox on PATH).
+
+Run it in a git repository of a user who has ~/.ssh/id_ed25519 and GITHUB_TOKEN set: the picture shows that neither goes in.
+"""
+import re, subprocess, sys
+
+from rich.console import Console
+from rich.text import Text
+
+COMMANDS = [
+    "hermes-sandbox run -- git log --oneline",
+    "hermes-sandbox run -- cat ~/.ssh/id_ed25519",
+    "hermes-sandbox run -- curl -sS https://example.com",
+    "hermes-sandbox run -- sh -c 'echo \"token: [$GITHUB_TOKEN]\"; echo x > /etc/motd'",
+    "hermes-sandbox explain path ~/.ssh/id_ed25519",
+]
+
+console = Console(record=True, width=92, file=open("/dev/null", "w"), force_terminal=True, color_system="truecolor")
+for command in COMMANDS:
+    console.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
+    result = subprocess.run(["bash", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    console.print(Text.from_ansi(result.stdout.decode().rstrip("\n")))
+    if result.returncode:
+        console.print(Text(f"(status {result.returncode})", "dim"))
+svg = console.export_svg(title="hermes-sandbox")
+svg = re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.S)  # fonts of the reader, none from the network
+with open(sys.argv[1], "w") as out:
+    out.write("\n".join(line.rstrip() for line in svg.splitlines()) + "\n")
