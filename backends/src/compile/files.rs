@@ -87,6 +87,17 @@ impl View {
         if self.own.iter().any(|(own, ..)| own == path) { None } else { self.covering(path.parent()?) }
     }
 
+    /// A symlink that the sandbox may change, in this run or in another one: what is read-only in a writable tree need
+    /// not have been there before.
+    fn hostile<'l>(&self, links: &'l [Link]) -> Option<(&'l Link, &Path)> {
+        links.iter().find_map(|link| {
+            let shadowed =
+                |tree: &Path| self.own.iter().any(|(own, ..)| covers(tree, own) && own != tree && covers(own, &link.at));
+            let mut trees = self.grants.iter().filter(|(_, grant)| grant.access == Access::Write);
+            trees.find(|(tree, _)| covers(tree, &link.at) && !shadowed(tree)).map(|(tree, _)| (link, tree.as_path()))
+        })
+    }
+
     /// A grant that may not be written and lies in one that may.
     pub fn kept_from_writing(&self) -> Option<&Path> {
         let writable = |(_, grant): (&PathBuf, &Grant)| grant.access == Access::Write;
@@ -270,30 +281,27 @@ fn settle(
                 view.grants.insert(grant.source.path.clone(), grant.clone());
             }
         }
-        let hostile = |wanted: &Wanted<'_>| {
-            wanted.links.iter().find_map(|link| {
-                let (tree, _) = view.covering(&link.at).filter(|(_, grant)| grant.access == Access::Write)?;
-                Some((link.at.clone(), tree.clone()))
-            })
-        };
         // What takes rights away inside a writable tree does so wherever it leads.
         let takes = |wanted: &Wanted<'_>| {
             let around = view.around(&wanted.grant.source.path);
             wanted.grant.access != Access::Write && around.is_some_and(|(_, grant)| grant.access == Access::Write)
         };
-        for wanted in wanted.iter().filter(|wanted| !wanted.grant.optional) {
-            if let Some((link, tree)) = hostile(wanted) {
-                let (path, origin, real) = (wanted.path.to_owned(), wanted.origin.clone(), wanted.grant.source.path.clone());
-                return Err(CompileError::CrossesWritable(Box::new(Crossing { path, origin, link, tree, real })));
+        let before = (wanted.len(), sockets.len());
+        wanted.retain(|wanted| !wanted.grant.optional || view.hostile(wanted.links).is_none() || takes(wanted));
+        sockets.retain(|socket| view.hostile(socket.links).is_none());
+        if before != (wanted.len(), sockets.len()) {
+            continue;
+        }
+        let required = wanted.iter().filter(|wanted| !wanted.grant.optional);
+        for Wanted { path, origin, grant, links } in required {
+            if let Some((link, tree)) = view.hostile(links) {
+                let (path, origin, real) = (path.to_path_buf(), (*origin).clone(), grant.source.path.clone());
+                let crossing = Crossing { path, origin, link: link.at.clone(), tree: tree.to_owned(), real };
+                return Err(CompileError::CrossesWritable(Box::new(crossing)));
             }
         }
-        let before = (wanted.len(), sockets.len());
-        wanted.retain(|wanted| wanted.links.is_empty() || hostile(wanted).is_none() || takes(wanted));
-        sockets.retain(|socket| socket.links.is_empty() || hostile(socket).is_none());
-        if before == (wanted.len(), sockets.len()) {
-            drop_covered(&mut view);
-            return Ok(view);
-        }
+        drop_covered(&mut view);
+        return Ok(view);
     }
 }
 

@@ -118,11 +118,12 @@ impl Oracle {
                 oracle.writable.insert(path.clone());
             }
         }
-        let rules = case.rules();
-        let paths = rules.iter().map(|rule| &rule.path).chain(&case.policy.unix.connect);
-        oracle.doubtful = paths
-            .flat_map(|path| case.links(path))
-            .any(|at| is_made(&at) || matches!(oracle.decided(&at), Some(Access::Hidden | Access::Write)));
+        let named = case.rules();
+        let paths = named.iter().map(|rule| &rule.path).chain(&case.policy.unix.connect);
+        oracle.doubtful = paths.flat_map(|path| case.links(path)).any(|link| {
+            let writable = rules.iter().any(|(at, access)| *access == Access::Write && covers(at, &link));
+            writable || is_made(&link) || is_hidden(&link)
+        });
         oracle
     }
 
