@@ -68,6 +68,20 @@ pub enum CompileError {
         /// Where the rule was written.
         origin: Origin,
     },
+    /// A writable grant leads to what is too much to be meant.
+    #[error(
+        "{} ({origin}) leads to {}, which would give away too much; name something narrower, or accept with --allow-broad",
+        ospath::escaped(path),
+        ospath::escaped(real)
+    )]
+    TooBroad {
+        /// The path of the rule.
+        path: PathBuf,
+        /// Where the rule was written.
+        origin: Origin,
+        /// Where it leads.
+        real: PathBuf,
+    },
     /// The workspace is not a directory.
     #[error("the workspace {} is not a directory; name one with --workspace", ospath::escaped(path))]
     NotADirectory {
@@ -253,7 +267,7 @@ fn wanted(policy: &Policy, guarantee: Guarantee) -> bool {
 }
 
 fn rule(path: impl Into<PathBuf>, rights: PathRights) -> PathRule {
-    PathRule { path: path.into(), rights }
+    PathRule { path: path.into(), identity: None, rights }
 }
 
 #[cfg(test)]

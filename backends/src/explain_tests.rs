@@ -14,6 +14,7 @@ fn policy() -> Policy {
         profile: "agent".into(),
         workspace: "/home/u/ws".into(),
         workspace_access: Access::Write,
+        allow_broad: false,
         home: Home { dir: Some("/home/u".into()), mode: HomeMode::Private },
         files: vec![
             rule("/usr", Access::Read, base()),
@@ -47,7 +48,7 @@ fn tmpfs(path: &str, writable: bool) -> MountStep {
 }
 
 fn allowed(path: &str, rights: PathRights) -> PathRule {
-    PathRule { path: path.into(), rights }
+    PathRule { path: path.into(), identity: None, rights }
 }
 
 fn plan() -> Plan {

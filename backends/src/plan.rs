@@ -218,6 +218,8 @@ pub struct PathRule {
     /// As seen by the process that opens it (inside the new root in the namespaces tier).
     #[serde(with = "ospath")]
     pub path: PathBuf,
+    /// Device and inode that it must still have, free of symlinks; `None` where only the sandbox and root can change it.
+    pub identity: Option<(u64, u64)>,
     /// Rights.
     pub rights: PathRights,
 }

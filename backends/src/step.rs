@@ -28,7 +28,7 @@ pub enum Step {
     NoNewPrivileges,
     /// Open the source of a mount.
     Open,
-    /// The source of a mount is not the file that was checked.
+    /// A granted path is not the file that was checked.
     Changed,
     /// Make mounts private.
     Propagation,
@@ -74,6 +74,8 @@ pub enum Step {
     Exec,
     /// Start the broker of unix sockets.
     Broker,
+    /// Reach the process that starts jobs.
+    Spawner,
 }
 
 impl Step {
@@ -88,7 +90,7 @@ impl Step {
             Self::Capabilities => "set capabilities",
             Self::NoNewPrivileges => "set no_new_privs",
             Self::Open => "open",
-            Self::Changed => "mount a path that changed while the sandbox was being set up:",
+            Self::Changed => "grant a path that changed while the sandbox was being set up:",
             Self::Propagation => "make mounts private",
             Self::Tmpfs => "mount a tmpfs on",
             Self::Create => "create",
@@ -111,6 +113,7 @@ impl Step {
             Self::WorkingDirectory => "enter the working directory",
             Self::Exec => "execute",
             Self::Broker => "start the unix socket broker",
+            Self::Spawner => "reach the sandbox's process that starts commands",
         }
     }
 }

@@ -70,8 +70,8 @@ pub struct Setup {
     pub trees: Vec<u32>,
     /// Landlock.
     pub landlock: Option<LandlockPlan>,
-    /// For each handed descriptor: writable?
-    pub handed: Vec<bool>,
+    /// For each handed descriptor: how it was opened.
+    pub handed: Vec<Opened>,
     /// The seccomp program: code, jump true, jump false, constant.
     pub filter: Vec<(u16, u8, u8, u32)>,
     /// Does the filter notify?
@@ -85,6 +85,15 @@ pub struct Setup {
     pub processes: Option<u64>,
     /// Bytes at which the watchdog kills.
     pub memory_watchdog: Option<u64>,
+}
+
+/// What a descriptor was opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Opened {
+    /// For reading.
+    pub readable: bool,
+    /// For writing.
+    pub writable: bool,
 }
 
 /// A command to run.

@@ -113,7 +113,10 @@ pub fn decide(rules: &EnvironmentRules, name: &OsStr, value: &OsStr) -> Result<G
     } else {
         return Err(Reason::NotAllowed);
     };
-    match shapes::credential(value.as_bytes()) {
+    if names::holds_program(bytes, value.as_bytes()) {
+        return Err(Reason::CodeInjection);
+    }
+    match shapes::credential(value.as_bytes(), names::is_locale(bytes)) {
         Some(kind) => Err(Reason::CredentialValue(kind)),
         None => Ok(grant),
     }
@@ -178,7 +181,7 @@ pub(crate) fn socket_of(name: &str, value: &OsStr, caller: &Caller) -> Option<Pa
     let path = PathBuf::from(OsString::from_vec(path));
     let path = Some(path).filter(|path| path.is_absolute()).map(|path| normalise(&path))?;
     // A socket is a leaf: a value that names the root or the home would open all of it.
-    (!is_broad(&path, caller) && !path.as_os_str().as_bytes().contains(&0)).then_some(path)
+    (!is_broad(&path, caller.home.as_deref()) && !path.as_os_str().as_bytes().contains(&0)).then_some(path)
 }
 
 /// The path in one address of a D-Bus server list, with its `%xx` undone.

@@ -28,6 +28,7 @@ mod values;
 
 pub use config::SOURCES;
 pub use error::PolicyError;
+pub use merge::is_broad;
 pub use policy::{
     Access, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, KernelRules, Limits, Network, Origin, Policy, Route, UnixRules,
 };

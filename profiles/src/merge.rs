@@ -144,7 +144,7 @@ impl<'a> Draft<'a> {
         line: u32,
     ) -> Result<Option<PathBuf>, PolicyError> {
         match paths::expand(text, base, self.caller) {
-            Ok(expanded) if optional && expanded.by_variable && is_broad(&expanded.path, self.caller) => {
+            Ok(expanded) if optional && expanded.by_variable && is_broad(&expanded.path, self.caller.home.as_deref()) => {
                 let place = place.line(line);
                 self.notices.push(format!("{place}: {text} is {} here, which is too much; left out", expanded.path.display()));
                 Ok(None)
@@ -278,8 +278,11 @@ pub(crate) fn is_of_system(path: &Path) -> bool {
 }
 
 /// Is this so much that it cannot be meant: the root, the home directory, a system directory, or a parent of one?
-pub(crate) fn is_broad(path: &Path, caller: &Caller) -> bool {
+///
+/// Judges the text alone: `path` and `home` absolute and normalised. Where a path led through symlinks, ask again for
+/// what it led to, with the home's real path too.
+pub fn is_broad(path: &Path, home: Option<&Path>) -> bool {
     path == Path::new("/")
-        || caller.home.as_deref().is_some_and(|home| home != Path::new("/") && paths::covers(path, home))
+        || home.is_some_and(|home| home != Path::new("/") && paths::covers(path, home))
         || SYSTEM.iter().any(|system| paths::covers(path, Path::new(system)))
 }

@@ -19,6 +19,8 @@ pub struct Policy {
     pub workspace: PathBuf,
     /// How the workspace may be used.
     pub workspace_access: Access,
+    /// Writable grants may be as broad as [`crate::is_broad`] says, and so may the workspace (`--allow-broad`).
+    pub allow_broad: bool,
     /// The caller's home directory and what stands in its place inside.
     pub home: Home,
     /// Path rules in no particular order; [`Policy::rule_for`] says which one decides.

@@ -33,7 +33,7 @@ pub fn resolve(request: &Request, files: &dyn Files) -> Result<Resolved, PolicyE
     let workspace = normalise(&caller.cwd.join(asked));
     free_of_nul(&workspace, "--workspace")?;
     let broad = request.overrides.allow_broad;
-    if !broad && is_broad(&workspace, caller) {
+    if !broad && is_broad(&workspace, caller.home.as_deref()) {
         let why = "as the workspace it would give away too much; name a project directory with --workspace, or accept with --allow-broad";
         return Err(PolicyError::new(format!("{}: {why}", workspace.display())));
     }
@@ -60,6 +60,7 @@ pub fn resolve(request: &Request, files: &dyn Files) -> Result<Resolved, PolicyE
     let deny: Vec<String> = std::mem::take(&mut draft.deny).into_iter().collect();
     let mut policy = Policy {
         profile: name,
+        allow_broad: broad,
         workspace_access: draft.workspace_access.0,
         home: Home { dir: caller.home.clone().filter(|home| home.is_absolute()), mode: draft.home.0 },
         files: rules,
@@ -211,7 +212,7 @@ fn accepted(request: &Request) -> Result<BTreeSet<Guarantee>, PolicyError> {
 }
 
 fn refuse_broad(rules: &[FileRule], caller: &Caller) -> Result<(), PolicyError> {
-    match rules.iter().find(|rule| rule.access == Access::Write && is_broad(&rule.path, caller)) {
+    match rules.iter().find(|rule| rule.access == Access::Write && is_broad(&rule.path, caller.home.as_deref())) {
         Some(rule) => {
             let message =
                 format!("{}: too much to be writable; name what is needed, or accept with --allow-broad", rule.path.display());
@@ -242,7 +243,7 @@ fn derive(rules: &mut Vec<FileRule>, explicit: &BTreeSet<String>, caller: &Calle
     let path = caller.variable("PATH").map(OsStrExt::as_bytes).unwrap_or_default();
     for entry in path.split(|b| *b == b':').filter(|entry| entry.first() == Some(&b'/') && !entry.contains(&b'\n')) {
         let dir = normalise(Path::new(std::ffi::OsStr::from_bytes(entry)));
-        if !granted(rules, &dir) && !is_broad(&dir, caller) && !is_of_system(&dir) {
+        if !granted(rules, &dir) && !is_broad(&dir, caller.home.as_deref()) && !is_of_system(&dir) {
             add(dir, Access::Read, "directory in PATH".into(), rules);
         }
     }

@@ -299,6 +299,7 @@ proptest! {
             prop_assert!(rank(access(&after, path)) <= rank(access(&before, path)), "{path}\n{base}\n{project}");
         }
         prop_assert!(rank(Some(after.workspace_access)) <= rank(Some(before.workspace_access)));
+        prop_assert_eq!(after.allow_broad, before.allow_broad);
         prop_assert!(home_rank(after.home.mode) <= home_rank(before.home.mode));
         prop_assert!(limits_narrower(&after.limits, &before.limits));
         prop_assert!(network_narrower(&after.network, &before.network));

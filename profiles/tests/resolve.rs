@@ -262,8 +262,9 @@ fn broad_grants_need_a_word() {
         let text = error(&request, &Memory::default());
         assert!(text.contains("--allow-broad"), "{text}");
         request.overrides.allow_broad = true;
-        policy(&request, &Memory::default());
+        assert!(policy(&request, &Memory::default()).allow_broad);
     }
+    assert!(!policy(&request("agent"), &Memory::default()).allow_broad);
     assert!(error(&flags(|f| f.rw = vec!["/home".into()]), &Memory::default()).contains("--rw: /home: too much to be writable"));
     policy(&flags(|f| f.ro = vec!["/".into()]), &Memory::default());
     // Some people keep their Go tree in their home directory itself.
@@ -385,7 +386,7 @@ fn answers_are_stable() {
         ("LANG", "C", "LANG: passed (well known and harmless)"),
         ("GH_TOKEN", "x", "GH_TOKEN: passed (named by --env)"),
         ("A_TOKEN", "x", "A_TOKEN: stays out, its name means a credential; --env A_TOKEN would pass it"),
-        ("LANG", "https://u:p@h/", "LANG: stays out, its value looks like a URL with a login; --env LANG would pass it"),
+        ("LANG", "https://u:p@h/", "LANG: stays out, its value looks like a login for a host; --env LANG would pass it"),
     ] {
         assert_eq!(hermes_profiles::explain::env(&policy.environment, name.as_ref(), value.as_ref()), wanted);
     }

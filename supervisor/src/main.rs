@@ -17,6 +17,7 @@ mod request;
 mod run;
 #[cfg(test)]
 mod sample;
+mod scratch;
 mod start;
 mod stdio;
 mod supervise;

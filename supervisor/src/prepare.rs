@@ -7,7 +7,6 @@ use hermes_backends::plan::{Plan, Tier};
 use hermes_backends::survey::Survey;
 use hermes_profiles::environment::{self, Environment};
 use hermes_profiles::{Caller, Policy};
-use tempfile::TempDir;
 
 use crate::args::PolicyArgs;
 use crate::engine;
@@ -15,6 +14,7 @@ use crate::error::Error;
 use crate::needs;
 use crate::output;
 use crate::request::{self, Disk};
+use crate::scratch::Scratch;
 use crate::start;
 
 /// A plan and everything it was made from.
@@ -56,14 +56,11 @@ pub(crate) fn prepare(args: &PolicyArgs, command: &[OsString]) -> Result<Prepare
 impl Prepared {
     /// Makes what the plan needs on the machine before the start: without a mount namespace, a private directory in the
     /// place of /tmp. It is removed when the returned value is dropped.
-    pub(crate) fn make_scratch(&mut self, args: &PolicyArgs) -> Result<Option<TempDir>, Error> {
+    pub(crate) fn make_scratch(&mut self, args: &PolicyArgs) -> Result<Option<Scratch>, Error> {
         if self.plan.tier != Tier::Landlock {
             return Ok(None);
         }
-        let dir = tempfile::Builder::new()
-            .prefix("hermes-sandbox-")
-            .tempdir()
-            .map_err(|e| Error::setup(format!("cannot make a private temporary directory: {e}")))?;
+        let dir = Scratch::new().map_err(|e| Error::setup(format!("cannot make a private temporary directory: {e}")))?;
         self.plan = engine::compile(&self.policy, &self.host, &self.survey, args, &self.caller, Some(dir.path()))?;
         Ok(Some(dir))
     }

@@ -45,11 +45,12 @@ pub(crate) fn plan() -> Plan {
         mounts: vec![
             bind("/usr", false),
             MountStep::Symlink { target: "/lib".into(), to: "usr/lib".into() },
-            MountStep::Tmpfs { target: "/tmp".into(), size: Some(1 << 30), mode: 0o1777, writable: true },
+            MountStep::Private { target: "/tmp".into(), mode: 0o1777, writable: true },
             bind("/home/u/ws\x1b", true),
             MountStep::Mask { target: "/home/u/ws/s.env".into(), directory: false },
             MountStep::Proc,
         ],
+        scratch: Some(1 << 30),
         landlock: None,
         seccomp: SeccompPlan {
             strict: false,

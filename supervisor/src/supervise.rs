@@ -77,7 +77,7 @@ pub(crate) fn run(
         .iter()
         .zip(&descriptors)
         .filter(|(_, descriptor)| descriptor.reopenable)
-        .map(|(fd, descriptor)| HandedFd { fd: fd.as_fd(), writable: descriptor.writable })
+        .map(|(fd, descriptor)| HandedFd { fd: fd.as_fd(), opened: descriptor.opened })
         .collect();
     let to_error = |error: StepError| failed(&error, command);
     let sandbox = Sandbox::start(plan, &handed, cgroups).map_err(to_error)?;

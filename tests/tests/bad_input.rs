@@ -111,7 +111,7 @@ fn deep_nesting_and_long_lists_do_not_crash() {
 fn a_whole_machine_or_home_as_workspace_needs_a_word() {
     let sandbox = Sandbox::new();
     let home = sandbox.home.clone();
-    for broad in [Path::new("/"), Path::new("/usr"), Path::new("/etc"), Path::new("/home"), Path::new("/var"), &home] {
+    for broad in [Path::new("/"), Path::new("/usr"), Path::new("/etc"), Path::new("/var"), &home] {
         let sandbox = Sandbox::new().env("HOME", &home).flags([Path::new("--workspace"), broad]);
         sandbox.sh("echo RAN").refused(125);
     }
@@ -394,7 +394,7 @@ fn without_user_namespaces_it_is_another_mechanism_or_a_refusal() {
     if result.code() == 125 {
         result.refused(125);
         let text = result.err().to_lowercase();
-        assert!(text.contains("namespace"), "the cause is not named\n{}", result.report());
+        assert!(text.contains("namespace") || text.contains("real root"), "the cause is not named\n{}", result.report());
     } else {
         result.ok().says("RAN");
         assert!(sandbox.workspace.join("made").exists());

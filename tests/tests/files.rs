@@ -428,9 +428,42 @@ fn the_hosts_root_cannot_be_walked_to_through_proc() {
 #[test]
 fn modes_and_umask_are_kept() {
     let sandbox = Sandbox::new();
-    sandbox.sh("umask 027; echo x > f; mkdir d; echo y > g; chmod 4711 g").ok();
-    let mode = |name: &str| fs::metadata(sandbox.workspace.join(name)).unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode("f"), mode("d"), mode("g")), (0o640, 0o750, 0o711));
+    sandbox.sh("umask 027; echo x > f; mkdir d; echo y > g; chmod 711 g; chmod 4711 f; chmod 2770 d; echo END").ok().says("END");
+    let mode = |name: &str| fs::metadata(sandbox.workspace.join(name)).unwrap().permissions().mode() & 0o7777;
+    assert_eq!(
+        (mode("f") & 0o7000, mode("d") & 0o777, mode("g")),
+        (0, mode("d") & 0o777, 0o711),
+        "no setuid file is left on the host"
+    );
+    assert!(matches!(mode("f"), 0o640 | 0o711) && matches!(mode("d") & 0o777, 0o750 | 0o770));
+}
+
+#[test]
+fn no_program_is_left_that_lends_its_owners_rights() {
+    need!(PYTHON);
+    let sandbox = Sandbox::new();
+    let program = "import os\n\
+        def tell(name, act):\n try: act(); print('DONE', name)\n except OSError as e: print('REFUSED', name, e.errno)\n\
+        open('f', 'w').close(); f = os.open('f', os.O_RDWR)\n\
+        create = os.O_CREAT | os.O_EXCL | os.O_WRONLY\n\
+        for bit in (0, 0o2000, 0o4000):\n\
+        \x20mode = bit | 0o711\n\
+        \x20tell('chmod %o' % bit, lambda: os.chmod('f', mode))\n\
+        \x20tell('fchmod %o' % bit, lambda: os.fchmod(f, mode))\n\
+        \x20tell('mknod %o' % bit, lambda: os.mknod('n%o' % bit, mode))\n\
+        \x20tell('open %o' % bit, lambda: os.open('o%o' % bit, create, mode))\n";
+    sandbox.plain_python(program).ok().never_says("REFUSED").says("DONE open 4000");
+    for entry in fs::read_dir(&sandbox.workspace).unwrap() {
+        fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    let ran = sandbox.python(program);
+    ran.ok();
+    for call in ["chmod", "fchmod", "mknod", "open"] {
+        ran.says(&format!("DONE {call} 0")).says(&format!("REFUSED {call} 2000 1")).says(&format!("REFUSED {call} 4000 1"));
+    }
+    for entry in fs::read_dir(&sandbox.workspace).unwrap() {
+        assert_eq!(entry.unwrap().metadata().unwrap().permissions().mode() & 0o6000, 0);
+    }
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! From path rules to grants, mounts and Landlock rules.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use hermes_profiles::paths::covers;
-use hermes_profiles::{Access, FileRule, HomeMode, Origin, Policy};
+use hermes_profiles::{Access, FileRule, HomeMode, Origin, Policy, is_broad};
 
 use rustc_hash::FxHashSet;
 
@@ -172,12 +172,19 @@ pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>, tier: Tier) 
         rules().filter(|rule| rule.access == Access::Hidden).map(|rule| (real(survey, &rule.path), rule)).collect();
     let hidden_index = Index::new(hidden.iter().map(|(path, _)| path.as_path()));
 
+    let home_real = policy.home.dir.as_deref().map(|dir| real(survey, dir));
     let mut wanted: Vec<Wanted<'_>> = Vec::new();
     for rule in rules().filter(|rule| rule.access != Access::Hidden) {
         let Some(found) = find(rule, survey)? else { continue };
         let is_workspace = std::ptr::eq(rule, &workspace);
         if is_workspace && found.grant.kind != Kind::Directory {
             return Err(CompileError::NotADirectory { path: policy.workspace.clone() });
+        }
+        // The text of the path was judged when the policy was resolved; here is what it leads to.
+        let through_links = !found.links.is_empty() && matches!(found.grant.access, Access::Write | Access::Overlay);
+        if through_links && !policy.allow_broad && is_broad(&found.grant.source.path, home_real.as_deref()) {
+            let (path, origin, real) = (rule.path.clone(), rule.origin.clone(), found.grant.source.path);
+            return Err(CompileError::TooBroad { path, origin, real });
         }
         let Some(at) = found.places().find(|at| hidden_index.covers(at)) else {
             wanted.push(found);
@@ -484,7 +491,7 @@ pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
             steps.insert(target.clone(), MountStep::Mask { target, directory: kind == Kind::Directory });
         }
     }
-    for target in pins(view, &steps) {
+    for target in pins(&steps) {
         steps.insert(target.clone(), MountStep::Pin { target });
     }
     let mut steps: Vec<MountStep> = steps.into_values().collect();
@@ -494,16 +501,17 @@ pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
     steps
 }
 
-/// The directories between writable trees and what is mounted in them. Renamed, they would take along what hides or
-/// protects a path, and leave the path to a new file.
-fn pins(view: &View, steps: &BTreeMap<PathBuf, MountStep>) -> BTreeSet<PathBuf> {
-    let mut pins = BTreeSet::new();
-    for target in steps.keys() {
-        if let Some(parent) = target.parent()
-            && let Some((tree, Grant { access: Access::Write, .. })) = view.covering(parent)
-        {
-            let between = parent.ancestors().take_while(|at| at != tree).filter(|at| !steps.contains_key(*at));
-            pins.extend(between.map(Path::to_owned));
+/// Directories of writable host trees that lead to something with less rights: were they renamed, what is mounted below
+/// would go with them and leave its name to whatever is made there.
+fn pins(steps: &BTreeMap<PathBuf, MountStep>) -> Vec<PathBuf> {
+    let lessens = |step: &MountStep| {
+        matches!(step, MountStep::Mask { .. } | MountStep::Overlay { .. } | MountStep::Bind { writable: false, .. })
+    };
+    let mut pins = Vec::new();
+    for (target, _) in steps.iter().filter(|(_, step)| lessens(step)) {
+        let around = target.ancestors().skip(1).find_map(|at| steps.get_key_value(at));
+        if let Some((tree, MountStep::Bind { writable: true, .. })) = around {
+            pins.extend(target.ancestors().skip(1).take_while(|at| at != tree).map(Path::to_owned));
         }
     }
     pins
@@ -529,7 +537,7 @@ pub fn rules_inside(mounts: &[MountStep]) -> Vec<PathRule> {
 
 /// Landlock rules on the host's own paths. Hidden paths inside a grant cannot be expressed; that loss is named.
 pub fn rules_outside(view: &View, scratch: Option<&Path>) -> Vec<PathRule> {
-    let mut rules: Vec<PathRule> = ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"]
+    let mut rules: Vec<PathRule> = ["null", "zero", "full", "random", "urandom", "tty"]
         .iter()
         .map(|device| rule(Path::new("/dev").join(device), PathRights::Device))
         .collect();
@@ -542,7 +550,7 @@ pub fn rules_outside(view: &View, scratch: Option<&Path>) -> Vec<PathRule> {
             (_, Kind::Device) => PathRights::Device,
             _ => PathRights::Read,
         };
-        rule(path, rights)
+        PathRule { identity: Some((grant.source.dev, grant.source.ino)), ..rule(path, rights) }
     }));
     rules
 }

@@ -12,7 +12,10 @@ use crate::plan::{Enforcer, Lost, NetworkPlan, Plan, Tier};
 const LANDLOCK_LOSES: &[(Guarantee, &str)] = &[
     (Guarantee::MetadataConfined, "Landlock does not rule chmod, chown, utimes, setxattr, stat and access"),
     (Guarantee::ProcessesHidden, "without a pid namespace /proc lists the processes of the host"),
-    (Guarantee::HomePrivate, "without a mount namespace there is no private home, /tmp or /dev/shm"),
+    (
+        Guarantee::HomePrivate,
+        "without a mount namespace there is no private home, /tmp, /dev/shm or /dev/pts: programs that open a terminal of their own fail",
+    ),
     (Guarantee::LoopbackPrivate, "without a network namespace there is no own loopback; internet sockets are refused"),
     (Guarantee::CachesProtected, "without a mount namespace caches cannot be copy-on-write; they are read-only"),
 ];
@@ -153,7 +156,7 @@ fn landlock(losses: &mut Losses<'_>, host: &Host, view: &View) {
     if host.uid == 0 {
         losses.lose(
             Guarantee::FilesWriteConfined,
-            "real root would enter: Landlock does not keep the owner of a file from changing its mode, setuid bit included",
+            "real root would enter: Landlock does not keep the owner of a file from changing its mode",
             "run as an ordinary user, or add --user NAME",
         );
     }
@@ -181,9 +184,13 @@ fn landlock(losses: &mut Losses<'_>, host: &Host, view: &View) {
         );
     }
     losses.lose(Guarantee::HiddenSurvivesReplacement, "Landlock rules follow files, not names", NAMESPACES_REMEDY);
+    let outrun = match host.landlock_abi {
+        ..6 => ", and one that forks without end can outrun its kill",
+        _ => "",
+    };
     losses.weaken(
         Guarantee::TreeKilled,
-        "without a pid namespace processes survive when the supervisor and init are both killed at once",
+        format!("without a pid namespace processes survive when the supervisor and init are both killed at once{outrun}"),
         NAMESPACES_REMEDY,
     );
     losses.lose(Guarantee::ScratchLimited, "without a mount namespace there is no tmpfs of a set size", NAMESPACES_REMEDY);

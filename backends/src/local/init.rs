@@ -1,7 +1,7 @@
 //! Pid 1 of a sandbox (in the Landlock tier: the parent of its jobs).
 //!
-//! Two threads. *main* (here) stays outside the jobs' Landlock domain and filter: it obeys the supervisor, reaps and
-//! kills. The [spawner](super::spawner) is confined for good and starts every job. A third, the
+//! *main* (here) stays outside the jobs' Landlock domain and filter: it obeys the supervisor, reaps and kills. The
+//! [spawner](super::spawner), a thread or a process, is confined for good and starts every job. A thread, the
 //! [broker](super::broker), answers `connect` where the filter asks.
 
 use std::collections::BTreeMap;
@@ -21,10 +21,10 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{Pid, setsid};
+use nix::unistd::{Pid, getppid, setsid};
 
-use super::landlock::Handed;
-use super::spawner::Spawner;
+use super::landlock::{Handed, keep_signals_in};
+use super::spawner::{Confinement, Spawner};
 use super::{broker, root, sys, tree};
 use crate::limits::watchdog;
 use crate::plan::{MountStep, NetworkPlan, Tier};
@@ -53,6 +53,8 @@ pub fn main() -> i32 {
 
 struct Init {
     tier: Tier,
+    /// Does `kill(-1)` reach this sandbox and nothing else?
+    kept_in: bool,
     spawner: Spawner,
     /// How the broker's start went; asked for before the first job, so that the two overlap.
     broker: Option<Receiver<Result<(), StepError>>>,
@@ -98,19 +100,39 @@ fn set_up(setup: &Setup, mut fds: Vec<OwnedFd>) -> Result<Init, StepError> {
     if fds.len() != setup.trees.len() || handed_fds.len() != setup.handed.len() {
         return Err(StepError::new(Step::Message, Errno::EBADMSG));
     }
-    let handed = handed_fds.into_iter().zip(&setup.handed).map(|(fd, &writable)| Handed { fd, writable }).collect();
+    let handed = handed_fds.into_iter().zip(&setup.handed).map(|(fd, &opened)| Handed { fd, opened }).collect();
     let private_devices = match namespaces {
         true => root::enter(&setup.mounts, setup.scratch, setup.trees.iter().map(|&i| i as usize).zip(fds).collect())?,
         false => Vec::new(),
     };
     let filter = setup.filter.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
     let capable = namespaces || nix::unistd::geteuid().is_root();
-    let (spawner, listener) = Spawner::start(setup.landlock.clone(), handed, filter, setup.notify, capable)?;
+    let landlock = setup.landlock.clone();
+    let kept_in = match &landlock {
+        _ if namespaces => true,
+        Some(plan) if plan.scope_signals => {
+            keep_signals_in()?;
+            // Before the supervisor and everything else of the user are trusted to it, see that it holds.
+            kill(getppid(), None) == Err(Errno::EPERM)
+        }
+        _ => false,
+    };
+    let confinement = Confinement { landlock, handed, filter, notify: setup.notify, capable };
+    let (spawner, listener) = Spawner::start(confinement, setup.tier)?;
     if capable {
         keep_only(&[Capability::CAP_SYS_PTRACE]).at(Step::Capabilities)?;
     }
     let broker = listener.map(|listener| start_broker(listener, setup, private_devices)).transpose()?;
-    Ok(Init { broker, tier: setup.tier, spawner, children, jobs: BTreeMap::new(), terminal: None, memory: setup.memory_watchdog })
+    Ok(Init {
+        tier: setup.tier,
+        kept_in,
+        spawner,
+        broker,
+        children,
+        jobs: BTreeMap::new(),
+        terminal: None,
+        memory: setup.memory_watchdog,
+    })
 }
 
 fn keep_only(wanted: &[Capability]) -> Result<(), Errno> {
@@ -176,7 +198,11 @@ impl Init {
             }
             if asked {
                 match channel.receive::<Request>() {
-                    Ok(Some((request, fds))) => self.obey(channel, request, fds),
+                    Ok(Some((request, fds))) => {
+                        if let Some(status) = self.obey(channel, request, fds) {
+                            return status;
+                        }
+                    }
                     // The supervisor is gone, or speaks no protocol we know: nothing may outlive it.
                     Ok(None) | Err(_) => return self.end(),
                 }
@@ -187,7 +213,8 @@ impl Init {
         }
     }
 
-    fn obey(&mut self, channel: &Channel, request: Request, fds: Vec<OwnedFd>) {
+    /// Does what the supervisor asks. `Some(status)` when the sandbox ends.
+    fn obey(&mut self, channel: &Channel, request: Request, fds: Vec<OwnedFd>) -> Option<i32> {
         match request {
             Request::Setup(_) => {}
             Request::OpenTerminal => {
@@ -202,14 +229,20 @@ impl Init {
             Request::Spawn(spawn) => {
                 let job = spawn.job;
                 let last = spawn.last;
-                let event = match self.spawn(*spawn, fds) {
+                let (event, over) = match self.spawn(*spawn, fds) {
                     Ok(pid) => {
                         self.jobs.insert(job, Job { pid, last });
-                        Event::Started { job }
+                        (Event::Started { job }, false)
                     }
-                    Err(error) => Event::StartFailed { job, error },
+                    Err(error) => {
+                        let over = error.step == Step::Spawner;
+                        (Event::StartFailed { job, error }, over)
+                    }
                 };
                 let _ = channel.send(&event, &[]);
+                if over {
+                    return Some(self.end());
+                }
             }
             Request::Signal { job, signal, group } => {
                 if let (Some(job), Ok(signal)) = (self.jobs.get(&job), Signal::try_from(signal)) {
@@ -223,6 +256,7 @@ impl Init {
                 }
             }
         }
+        None
     }
 
     fn spawn(&mut self, spawn: Spawn, fds: Vec<OwnedFd>) -> Result<Pid, StepError> {
@@ -274,7 +308,7 @@ impl Init {
             if last {
                 self.kill_all();
                 // What the event promises: nothing of the tree is left.
-                while matches!(waitpid(None, None), Ok(_) | Err(Errno::EINTR)) {}
+                while self.kept_in && matches!(waitpid(None, None), Ok(_) | Err(Errno::EINTR)) {}
             }
             let _ = channel.send(&Event::Exited { job, status: code }, &[]);
             if last {
@@ -285,10 +319,11 @@ impl Init {
 
     /// Kills everything but init.
     fn kill_all(&self) {
-        match self.tier {
-            // From pid 1 this is every other process of the namespace, whatever session or group it is in.
-            Tier::Namespaces => drop(kill(Pid::from_raw(-1), Signal::SIGKILL)),
-            Tier::Landlock => tree::kill_descendants(),
+        if self.kept_in {
+            // Every other process of the namespace or of the Landlock domain, whatever session or group it is in.
+            let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
+        } else {
+            tree::kill_descendants();
         }
     }
 

@@ -26,7 +26,7 @@ use nix::unistd::Pid;
 
 use crate::plan::{Enforcer, MountStep, NetworkPlan, Plan, Tier};
 use crate::step::{At, Step, StepError};
-use crate::wire::{Channel, Event, JobId, Request, Setup, Spawn};
+use crate::wire::{Channel, Event, JobId, Opened, Request, Setup, Spawn};
 use sys::process::{InitSpec, OneUser, spawn_init};
 
 /// First argument that makes the program act as init.
@@ -58,8 +58,8 @@ pub struct Sandbox {
 pub struct HandedFd<'a> {
     /// The file or terminal.
     pub fd: BorrowedFd<'a>,
-    /// Was it opened for writing?
-    pub writable: bool,
+    /// How it was opened.
+    pub opened: Opened,
 }
 
 impl Sandbox {
@@ -80,7 +80,7 @@ impl Sandbox {
             scratch: plan.scratch,
             trees: trees.iter().map(|(index, _)| *index).collect(),
             landlock: plan.landlock.clone(),
-            handed: handed.iter().map(|handed| handed.writable).collect(),
+            handed: handed.iter().map(|handed| handed.opened).collect(),
             filter: filter.iter().map(|i| (i.code, i.jt, i.jf, i.k)).collect(),
             notify: plan.seccomp.notify_connect,
             network: plan.network,

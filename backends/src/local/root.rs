@@ -46,12 +46,15 @@ pub type Trees = BTreeMap<usize, OwnedFd>;
 /// Opens a path that must be free of symlinks and still be the file that was checked.
 ///
 /// # Errors
-/// [`Step::Open`], or [`Step::Changed`] when device or inode differ.
+/// [`Step::Open`], or [`Step::Changed`] when a symlink is in the way or device or inode differ.
 pub fn open_source(source: &Source) -> Result<OwnedFd, StepError> {
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    let fd = openat2(AT_FDCWD, &source.path, how).at_path(Step::Open, &source.path)?;
+    let fd = openat2(AT_FDCWD, &source.path, how).map_err(|errno| {
+        let step = if errno == Errno::ELOOP { Step::Changed } else { Step::Open };
+        StepError::on(step, &source.path, errno)
+    })?;
     let stat = fstat(&fd).at_path(Step::Open, &source.path)?;
     if (stat.st_dev, stat.st_ino) != (source.dev, source.ino) {
         return Err(StepError::on(Step::Changed, &source.path, Errno::ESTALE));

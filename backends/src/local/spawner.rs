@@ -1,95 +1,185 @@
-//! The thread that starts every job.
+//! What starts every job.
 //!
 //! It gives up all capabilities, enters the jobs' Landlock domain and loads their filter once; jobs inherit all three.
 //! So nothing is built per job, and no job can be started less confined.
+//!
+//! Being in the jobs' domain it can be signalled by them. In the namespaces tier it is a thread of pid 1, which no signal
+//! from inside can kill or stop. In the Landlock tier a signal to the thread would end init, so it is a process of its own
+//! there, and its jobs are made children of init.
 
 use std::ffi::CString;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::mpsc;
 
 use caps::{CapSet, CapsHashSet};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
-use nix::unistd::Pid;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::{Pid, dup2_stdin, getpid, getppid};
 
 use super::landlock::{Handed, restrict};
 use super::sys;
 use super::sys::process::{JobSpec, spawn_job};
-use crate::plan::LandlockPlan;
+use crate::plan::{LandlockPlan, Tier};
 use crate::step::{At, Step, StepError};
-use crate::wire::Spawn;
+use crate::wire::{Channel, Spawn};
 
 /// The lowest number for descriptors that become 0 to 2, so that none is overwritten before it is copied.
 const ABOVE_STDIO: i32 = 10;
+/// Milliseconds that a start may take: a job can stop the process that starts jobs, and init must not wait for ever.
+const PATIENCE: u16 = 10_000;
 
 type Order = (Spawn, Vec<OwnedFd>);
 type Answer = Result<Pid, StepError>;
 
-/// A handle on the thread.
-pub struct Spawner {
-    orders: Sender<Order>,
-    answers: Receiver<Answer>,
+/// What the jobs are held by.
+pub struct Confinement {
+    /// File, network and scope rules.
+    pub landlock: Option<LandlockPlan>,
+    /// Descriptors that may be opened again.
+    pub handed: Vec<Handed>,
+    /// The seccomp program.
+    pub filter: Vec<libc::sock_filter>,
+    /// Does it notify?
+    pub notify: bool,
+    /// Are there capabilities to give up?
+    pub capable: bool,
+}
+
+/// A handle on what starts jobs.
+pub enum Spawner {
+    /// A thread of init.
+    Thread {
+        /// To the thread.
+        orders: mpsc::Sender<Order>,
+        /// From the thread.
+        answers: mpsc::Receiver<Answer>,
+    },
+    /// A child of init.
+    Process(Channel),
 }
 
 impl Spawner {
-    /// Starts the thread and waits until it is confined. Returns the filter's listener when `notify`.
+    /// Starts the spawner and waits until it is confined. Returns the filter's listener when it notifies.
     ///
     /// # Errors
     /// The step of the confinement that failed.
-    pub fn start(
-        landlock: Option<LandlockPlan>,
-        handed: Vec<Handed>,
-        filter: Vec<libc::sock_filter>,
-        notify: bool,
-        capable: bool,
-    ) -> Result<(Self, Option<OwnedFd>), StepError> {
-        let (orders, inbox) = channel::<Order>();
-        let (outbox, answers) = channel::<Answer>();
-        let (confined, ready) = channel();
-        std::thread::Builder::new()
-            .name("hermes-spawner".to_owned())
-            .spawn(move || {
-                let result = confine(landlock.as_ref(), &handed, &filter, notify, capable);
-                drop(handed);
-                let failed = result.is_err();
-                if confined.send(result).is_err() || failed {
-                    return;
-                }
-                for (spawn, stdio) in inbox {
-                    if outbox.send(start(&spawn, &stdio)).is_err() {
-                        return;
-                    }
-                }
-            })
-            .at(Step::Thread)?;
-        let gone = |_| StepError::new(Step::Thread, Errno::ESRCH);
-        let listener = ready.recv().map_err(gone)??;
-        Ok((Self { orders, answers }, listener))
+    pub fn start(confinement: Confinement, tier: Tier) -> Result<(Self, Option<OwnedFd>), StepError> {
+        match tier {
+            Tier::Namespaces => start_thread(confinement),
+            Tier::Landlock => start_process(confinement),
+        }
     }
 
     /// Starts a job and waits for its exec.
+    ///
+    /// # Errors
+    /// The step of the start that failed; [`Step::Spawner`] when no job can be started any more.
     pub fn spawn(&self, spawn: Spawn, stdio: Vec<OwnedFd>) -> Answer {
-        let gone = StepError::new(Step::Thread, Errno::ESRCH);
-        self.orders.send((spawn, stdio)).map_err(|_| gone.clone())?;
-        self.answers.recv().map_err(|_| gone)?
+        match self {
+            Self::Thread { orders, answers } => {
+                orders.send((spawn, stdio)).map_err(|_| gone(Errno::ESRCH))?;
+                answers.recv().map_err(|_| gone(Errno::ESRCH))?
+            }
+            Self::Process(channel) => order(channel, &spawn, &stdio),
+        }
     }
 }
 
-fn confine(
-    landlock: Option<&LandlockPlan>,
-    handed: &[Handed],
-    filter: &[libc::sock_filter],
-    notify: bool,
-    capable: bool,
-) -> Result<Option<OwnedFd>, StepError> {
-    if capable {
+fn gone(errno: Errno) -> StepError {
+    StepError::new(Step::Spawner, errno)
+}
+
+fn start_thread(confinement: Confinement) -> Result<(Spawner, Option<OwnedFd>), StepError> {
+    let (orders, inbox) = mpsc::channel::<Order>();
+    let (outbox, answers) = mpsc::channel::<Answer>();
+    let (confined, ready) = mpsc::channel();
+    std::thread::Builder::new()
+        .name("hermes-spawner".to_owned())
+        .spawn(move || {
+            let result = confine(&confinement);
+            drop(confinement);
+            let failed = result.is_err();
+            if confined.send(result).is_err() || failed {
+                return;
+            }
+            for (spawn, stdio) in inbox {
+                if outbox.send(start(&spawn, &stdio, false)).is_err() {
+                    return;
+                }
+            }
+        })
+        .at(Step::Thread)?;
+    let listener = ready.recv().map_err(|_| gone(Errno::ESRCH))??;
+    Ok((Spawner::Thread { orders, answers }, listener))
+}
+
+fn start_process(confinement: Confinement) -> Result<(Spawner, Option<OwnedFd>), StepError> {
+    let (ours, theirs) = Channel::pair().at(Step::Spawn)?;
+    let init = getpid();
+    sys::process::fork(|| serve(theirs, confinement, init)).at(Step::Spawn)?;
+    let (confined, mut fds) = ours.receive::<Result<(), StepError>>().at(Step::Spawner)?.ok_or(gone(Errno::ESRCH))?;
+    confined?;
+    Ok((Spawner::Process(ours), fds.pop()))
+}
+
+/// The life of the spawner process.
+fn serve(channel: Channel, confinement: Confinement, init: Pid) -> i32 {
+    // Not SIGKILL: it is to read the end of the channel, and this wakes it even where a job has stopped it.
+    let linked = prctl::set_pdeathsig(Signal::SIGCONT).is_ok() && getppid() == init;
+    let _ = prctl::set_name(c"hermes-spawner");
+    if !linked || dup2_stdin(&channel).is_err() {
+        return 1;
+    }
+    let kept_in = confinement.landlock.as_ref().is_some_and(|plan| plan.scope_signals);
+    let (result, listener) = match confine(&confinement) {
+        Ok(listener) => (Ok(()), listener),
+        Err(error) => (Err(error), None),
+    };
+    let told = channel.send(&result, &listener.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+    drop((channel, confinement, listener));
+    // Init's end of the channel above all: while it is open here, the end of init goes unseen.
+    if result.is_err() || told.is_err() || sys::thread::close_from(3).is_err() {
+        return 1;
+    }
+    let Ok(channel) = Channel::from_stdin() else { return 1 };
+    while let Ok(Some((spawn, stdio))) = channel.receive::<Spawn>() {
+        if channel.send(&start(&spawn, &stdio, true).map(Pid::as_raw), &[]).is_err() {
+            break;
+        }
+    }
+    // Init is gone, and with it whoever would end the jobs.
+    if kept_in {
+        let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
+    }
+    0
+}
+
+fn order(channel: &Channel, spawn: &Spawn, stdio: &[OwnedFd]) -> Answer {
+    channel.send(spawn, &stdio.iter().map(AsFd::as_fd).collect::<Vec<_>>()).at(Step::Spawner)?;
+    let mut fds = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
+    if poll(&mut fds, PollTimeout::from(PATIENCE)).at(Step::Spawner)? == 0 {
+        return Err(gone(Errno::ETIMEDOUT));
+    }
+    let (answer, _) = channel.receive::<Result<i32, StepError>>().at(Step::Spawner)?.ok_or(gone(Errno::ESRCH))?;
+    let pid = Pid::from_raw(answer?);
+    // It is as confined as a job and trusted as little: init signals only children of its own.
+    waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT).at(Step::Spawner)?;
+    Ok(pid)
+}
+
+fn confine(confinement: &Confinement) -> Result<Option<OwnedFd>, StepError> {
+    if confinement.capable {
         drop_capabilities().at(Step::Capabilities)?;
     }
-    if let Some(plan) = landlock {
-        restrict(plan, handed)?;
+    if let Some(plan) = &confinement.landlock {
+        restrict(plan, &confinement.handed)?;
     }
     // Last, because the filter refuses some of the calls above.
-    sys::thread::load_filter(filter, notify).at(Step::Seccomp)
+    sys::thread::load_filter(&confinement.filter, confinement.notify).at(Step::Seccomp)
 }
 
 /// An empty bounding set: not even uid 0 of the own user namespace regains anything by an exec.
@@ -104,7 +194,7 @@ fn drop_capabilities() -> Result<(), Errno> {
     caps::set(None, CapSet::Permitted, &none).map_err(refused)
 }
 
-fn start(spawn: &Spawn, stdio: &[OwnedFd]) -> Answer {
+fn start(spawn: &Spawn, stdio: &[OwnedFd], sibling: bool) -> Answer {
     let strings = |list: &[Vec<u8>]| -> Result<Vec<CString>, StepError> {
         list.iter()
             .map(|bytes| CString::new(bytes.as_slice()).map_err(|_| StepError::new(Step::Message, Errno::EINVAL)))
@@ -135,6 +225,7 @@ fn start(spawn: &Spawn, stdio: &[OwnedFd]) -> Answer {
         terminal,
         umask: spawn.umask,
         limits: &limits,
+        sibling,
     };
     spawn_job(&spec).map_err(|(step, errno)| match step {
         Step::WorkingDirectory => StepError::on(step, path(&spawn.cwd), errno),

@@ -47,6 +47,13 @@ pub(super) const KNOWN: &[&str] = &[
 const KNOWN_PREFIXES: &[&str] = &["LC_", "RUST_", "RUSTUP_", "CARGO_", "PYTHON", "PIP_", "UV_", "TOKENIZERS_", "XDG_"];
 
 /// Variables that make a shell, a linker, an interpreter or a tool run code that the program did not ask for. Sorted.
+///
+/// None of them could harm the host: what they make a program run runs inside, as confined as the command, and a job can
+/// set them itself. What must not get in is secrets, and those are found by name and value, whatever the variable is for.
+/// These stay out because they put code that the command does not name before or around all that it runs, from a place that
+/// may be missing inside, or that the job of another sandbox could write. For the same reason some values do
+/// ([`holds_program`]). A variable that only chooses the program for a task that the command asks for (`CC`, `EDITOR`,
+/// `PAGER`), or how it is done (`MAKEFLAGS=-j8`), is how the caller works, and stays.
 #[rustfmt::skip]
 const INJECTING: &[&str] = &[
     "BASHOPTS", "BASH_ENV", "CDPATH", "CLASSPATH", "COMPILER_PATH", "ENV", "GCC_EXEC_PREFIX", "GCONV_PATH", "GIT_ASKPASS",
@@ -63,6 +70,18 @@ const INJECTING_PREFIXES: &[&str] = &["LD_", "DYLD_", "BASH_FUNC_", "GIT_CONFIG"
 
 /// Ends of such names among the prefixes that pass: `CARGO_TARGET_*_RUNNER`, `RUSTC_WRAPPER`.
 const INJECTING_SUFFIXES: &[&str] = &["_RUNNER", "_LINKER", "_WRAPPER", "_RUSTC", "_RUSTDOC"];
+
+/// Options that do the same, in variables that mostly hold harmless ones: by the variable, beginnings of words.
+const INJECTING_OPTIONS: &[(&[&str], &[&str])] = &[
+    (&["MAKEFLAGS", "MFLAGS"], &["--eval", "-E", "SHELL", ".SHELLFLAGS", "MAKEFILES"]),
+    (&["GOFLAGS"], &["-toolexec", "--toolexec", "-exec", "--exec"]),
+    // A file of keys sets LESSOPEN; `+!` is a command to begin with.
+    (&["LESS"], &["--lesskey", "-k", "+!", "++!", "+|", "++|"]),
+    (
+        &["CFLAGS", "CPPFLAGS", "CXXFLAGS", "LDFLAGS", "CGO_CFLAGS", "CGO_LDFLAGS"],
+        &["-fplugin=", "-fpass-plugin=", "-wrapper", "-specs", "--specs"],
+    ),
+];
 
 /// Variables that lead to somebody who acts for the caller. Sorted.
 const AGENTS: &[&str] = &[
@@ -195,6 +214,20 @@ pub(super) fn injects_code(name: &[u8]) -> bool {
     starts(INJECTING_PREFIXES, name)
         || INJECTING_SUFFIXES.iter().any(|suffix| name.ends_with(suffix.as_bytes()))
         || class(name) == Some(Class::Injecting)
+}
+
+/// Does the value make the tools that read the variable run code that the command did not ask for?
+pub(super) fn holds_program(name: &[u8], value: &[u8]) -> bool {
+    let Some((_, options)) = INJECTING_OPTIONS.iter().find(|(names, _)| names.iter().any(|known| known.as_bytes() == name))
+    else {
+        return false;
+    };
+    let words = || value.split(|b| b.is_ascii_whitespace() || matches!(b, b'\'' | b'"'));
+    words().any(|word| options.iter().any(|option| word.starts_with(option.as_bytes())))
+}
+
+pub(super) fn is_locale(name: &[u8]) -> bool {
+    name.starts_with(b"LANG") || name.starts_with(b"LC_")
 }
 
 pub(super) fn leads_to_agent(name: &[u8]) -> bool {

@@ -120,6 +120,12 @@ fn code_injection_and_agents_stay_out() {
         "RUSTC_WRAPPER",
         "CARGO_BUILD_RUSTC_WRAPPER",
         "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER",
+        "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER",
+        "CARGO_BUILD_RUSTC",
+        "CARGO_BUILD_RUSTDOC",
+        "RUSTC_WORKSPACE_WRAPPER",
+        "LESSOPEN",
+        "LESSCLOSE",
     ] {
         assert_eq!(reason(name, "x"), Some(Reason::CodeInjection), "{name}");
     }
@@ -163,6 +169,118 @@ fn values_that_look_like_credentials_stay_out() {
         "0123456789abcdef0123456789abcdef01234567",
     ] {
         assert_eq!(reason("LANG", value), None, "{value}");
+    }
+}
+
+#[test]
+fn logins_stay_out_wherever_they_stand() {
+    for (name, value) in [
+        ("UV_EXTRA_INDEX_URL", "foo=https://TOKEN:@h"),
+        ("UV_EXTRA_INDEX_URL", "a=https://example.test/x b=https://u:p@example.test/y"),
+        ("UV_INDEX_URL", "https://TOKEN@example.test/"),
+        ("UV_INDEX_URL", "ssh://deploy@example.test/"),
+        ("PIP_PROXY", "u:p@h"),
+        ("PIP_PROXY", "u:p@h:3128"),
+        ("PIP_PROXY", "TOKEN:@h"),
+        ("PIP_PROXY", "me@example.test:p@h"),
+        ("PIP_PROXY", "//u:p@h"),
+        ("PIP_PROXY", "x u:p@h"),
+        ("PIP_PROXY", "u:p%40w@h"),
+        ("PIP_PROXY", "u%3Ap%40h"),
+        ("CARGO_HTTP_PROXY", "http://u:p,w;x&y@h:1"),
+        ("CARGO_HTTP_PROXY", "http://u:p#w@h:1"),
+        ("CARGO_HTTP_PROXY", "http://u:p?w@h:1"),
+        ("CARGO_REGISTRIES_X_INDEX", "sparse+https://u:p@h/"),
+        ("GOPROXY", "https://example.test,https://u:p@h,direct"),
+        ("NIX_PATH", "nixpkgs=https://u:p@h/a.tgz"),
+        ("GIT_AUTHOR_NAME", "git@evil:p@h"),
+        ("GITHUB_API_URL", "x?to=https%3A%2F%2Fu%3Ap%40h"),
+        ("GITHUB_API_URL", "x?to=https%253a%252f%252fu%253ap%2540h"),
+        ("CFLAGS", "-DURL=\\\"https://u:p@h\\\""),
+        ("LESS", "https://git:p@h"),
+        ("PYTHONPATH", "/a:https://u@h"),
+        ("LANGUAGE", "https://u:p@h"),
+    ] {
+        let why = reason(name, value);
+        assert_eq!(why, Some(Reason::CredentialValue("a login for a host")), "{name}={value}");
+    }
+    for (name, value) in [
+        ("GIT_AUTHOR_EMAIL", "me@example.test"),
+        ("GIT_AUTHOR_NAME", "A: B <me@example.test>"),
+        ("LANGUAGE", "ca:ca@valencia:sr@latin"),
+        ("LC_TIME", "de_DE.UTF-8@euro"),
+        ("PATH", "/usr/bin:/opt/node@20/bin:/home/u@w/bin:node_modules/@x/bin"),
+        ("PATH", "/usr/bin:bin/a@b"),
+        ("GOPROXY", "https://example.test:443,direct"),
+        ("GOPRIVATE", "git@example.test:org/repo@v1"),
+        ("UV_INDEX_URL", "git+ssh://git@example.test/x"),
+        ("UV_INDEX_URL", "https://example.test:80/@scope/x"),
+        ("UV_INDEX_URL", "https://example.test?by=me@example.test"),
+        ("UV_INDEX_URL", "https://[::1]:80?by=me@example.test"),
+        ("UV_INDEX_URL", "file:///@x/y:z@w"),
+        ("CI_SERVER_NAME", "name:tag@sha256:0123"),
+        ("PIP_PROXY", "%zz%4"),
+        ("PIP_PROXY", "100%@"),
+    ] {
+        assert_eq!(reason(name, value), None, "{name}={value}");
+    }
+}
+
+#[test]
+fn settings_of_credentials_stay_out() {
+    for (name, value) in [
+        ("MAKEFLAGS", "TOKEN=s3cretpw"),
+        ("MAKEFLAGS", "-j2 -- CC=gcc API_KEY=s3cretpw"),
+        ("CFLAGS", "-O2 -DTOKEN=s3cretpw"),
+        ("CFLAGS", "-DKEY=\\\"s3cretpw\\\""),
+        ("RUSTFLAGS", "--cfg token=\"s3cretpw\""),
+        ("GOFLAGS", "-ldflags=-X=main.apiKey=s3cretpw"),
+        ("UV_INDEX_URL", "https://example.test/?access_token=s3cretpw&x"),
+        ("LESS", "--token=s3cretpw"),
+    ] {
+        let why = reason(name, value);
+        assert_eq!(why, Some(Reason::CredentialValue("a setting of a credential")), "{name}={value}");
+    }
+    for (name, value) in [
+        ("CFLAGS", "-DUSE_AUTH=1 -DKEY=ON -DAUTHOR=somebody -DMONKEY=bananas"),
+        ("RUST_LOG", "app::auth=debug,token=trace,info"),
+        ("LS_COLORS", "rs=0:*.key=01;38;5;244:*.pem=00;36"),
+        ("RUSTFLAGS", "--remap-path-prefix=/home/u/key=/somewhere/else -Clink-arg=-fuse-ld=mold"),
+        ("MAKEFLAGS", "-j2 --jobserver-auth=3,4"),
+        ("MAKEFLAGS", "TOKEN="),
+    ] {
+        assert_eq!(reason(name, value), None, "{name}={value}");
+    }
+}
+
+#[test]
+fn options_that_run_code_stay_out_and_choices_stay() {
+    for (name, value) in [
+        ("MAKEFLAGS", "--eval=$(shell\\ id)"),
+        ("MAKEFLAGS", "-j2 -- SHELL=/x/evil"),
+        ("MFLAGS", "-E x"),
+        ("GOFLAGS", "-mod=mod '-toolexec=/x/evil a'"),
+        ("LESS", "-R --lesskey-file=/x"),
+        ("LESS", "-R -k/x"),
+        ("LESS", "-R +!id"),
+        ("CFLAGS", "-O2 -fplugin=/x.so"),
+        ("LDFLAGS", "-wrapper /x/evil"),
+    ] {
+        assert_eq!(reason(name, value), Some(Reason::CodeInjection), "{name}={value}");
+    }
+    for (name, value) in [
+        ("MAKEFLAGS", "-j2"),
+        ("MAKEFLAGS", " -kE"),
+        ("GOFLAGS", "-mod=mod -trimpath"),
+        ("LESS", "-FRX"),
+        ("LESS", "-R --use-color +G"),
+        ("CFLAGS", "-O2 -fPIC -fplugin-arg-x-y"),
+        ("CC", "ccache gcc"),
+        ("PAGER", "less -R"),
+        ("VISUAL", "code --wait"),
+        ("EDITOR", "vi"),
+    ] {
+        assert_eq!(reason(name, value), None, "{name}={value}");
     }
 }
 
@@ -263,6 +381,6 @@ proptest! {
 
     #[test]
     fn no_value_makes_the_search_panic(value in "(.|[:/@.-]|eyJ|sk-|://|-----BEGIN |password=){0,60}") {
-        let _ = shapes::credential(value.as_bytes());
+        let _ = shapes::credential(value.as_bytes(), false);
     }
 }

@@ -271,8 +271,12 @@ fn check_error(case: &Case, oracle: &Oracle, error: &CompileError) -> Result<(),
         CompileError::Missing { path, .. } => found(path) == Found::Absent,
         CompileError::Unreadable { path, .. } => matches!(found(path), Found::Unreadable(_)),
         CompileError::CrossesWritable(crossing) => {
-            let leads = matches!(found(&crossing.path), Found::Present { real, .. } if real == crossing.real);
-            leads && crossing.link.starts_with(&crossing.tree)
+            matches!(found(&crossing.path), Found::Present { real, .. } if real == crossing.real)
+                && crossing.link.starts_with(&crossing.tree)
+        }
+        CompileError::TooBroad { real, .. } => {
+            let home = case.policy.home.dir.as_deref().map(|dir| case.world.real(dir).unwrap_or_else(|| dir.to_owned()));
+            hermes_profiles::is_broad(real, home.as_deref())
         }
         CompileError::WorkspaceHidden { .. } => {
             let workspace = &case.policy.workspace;

@@ -112,8 +112,11 @@ pub(super) fn check_steps(plan: &Plan, world: &World) -> Result<(), String> {
             before.iter().rfind(outer)
         };
         // A directory that can be renamed takes along what is mounted below it.
+        let lessens =
+            matches!(step, MountStep::Mask { .. } | MountStep::Overlay { .. } | MountStep::Bind { writable: false, .. });
         for parent in target.ancestors().skip(1) {
             if let Some(MountStep::Bind { writable: true, target: tree, .. }) = around(parent)
+                && lessens
                 && parent != tree
                 && !before.iter().any(|pin| pin.target() == parent)
             {
@@ -124,7 +127,7 @@ pub(super) fn check_steps(plan: &Plan, world: &World) -> Result<(), String> {
         match around {
             Some(MountStep::Symlink { .. }) => return Err(format!("{step:?} lies behind the symlink {around:?}")),
             Some(MountStep::Mask { .. }) => return Err(format!("{step:?} lies under the mask {around:?}")),
-            Some(MountStep::Bind { .. } | MountStep::Overlay { .. }) => {
+            Some(MountStep::Bind { .. } | MountStep::Overlay { .. } | MountStep::Pin { .. }) => {
                 let there = world.0.get(target);
                 let fits = match step {
                     MountStep::Bind { directory, .. } | MountStep::Mask { directory, .. } => {

@@ -161,6 +161,7 @@ pub(super) fn policy(rules: &str) -> Policy {
         workspace_access: Access::Write,
         home: Home { dir: Some("/home/u".into()), mode: HomeMode::Private },
         files: files.collect(),
+        allow_broad: false,
         environment: EnvironmentRules::default(),
         network: Network::Off,
         unix: UnixRules::default(),

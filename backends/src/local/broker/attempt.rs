@@ -14,10 +14,10 @@ use nix::unistd::Pid;
 use super::address::{LARGEST, UnixAddress, of_descriptor};
 use super::owner::Owners;
 use super::parked::{Connect, Interruption, Parked, Signals};
-use super::resolve::{Resolver, identify_link};
+use super::resolve::Resolver;
 use super::{BrokerConfig, Reason, Refusal};
 use crate::local::sys::notify::{
-    Call, ERESTARTSYS, FileId, Listener, WakeTimer, connect, domain, network_cookie, pidfd_getfd, pidfd_open,
+    Call, ERESTARTSYS, Listener, WakeTimer, administers_network, connect, domain, network_cookie, pidfd_getfd, pidfd_open,
 };
 
 /// How long a first attempt may hold up the others before it is parked. One within a machine is done at once, so this
@@ -45,8 +45,8 @@ pub(super) struct Worker {
     resolver: Resolver,
     owners: Owners,
     own_network: bool,
-    /// Cookie and file of the network namespace that sockets must belong to.
-    network: Option<(u64, FileId)>,
+    /// Cookie of the sandbox's network namespace.
+    network: Option<u64>,
     /// Where refusals are told.
     pub(super) notes: Option<SyncSender<Refusal>>,
     /// Handles on the threads that called last.
@@ -57,7 +57,7 @@ impl Worker {
     pub(super) fn new(config: &BrokerConfig) -> Result<Self, Errno> {
         let network = || {
             let own = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).ok()?;
-            Some((network_cookie(own.as_fd()).ok()?, identify_link("self", b"ns/net").ok()?))
+            network_cookie(own.as_fd()).ok()
         };
         Ok(Self {
             resolver: Resolver::new()?,
@@ -96,7 +96,7 @@ impl Worker {
             return Err(Errno::EINTR);
         }
         let family = domain(socket.as_fd())?;
-        if !self.is_of_this_network(call.tid, socket.as_fd()) {
+        if !self.is_of_the_inside(socket.as_fd()) {
             self.note(call.tid, Reason::ForeignNetwork, address);
             return Err(Errno::EACCES);
         }
@@ -196,12 +196,11 @@ impl Worker {
         }
     }
 
-    /// A socket of a network namespace outside must have been handed in by somebody there, and is none of our business.
-    /// A job in a namespace of its own making may use the sockets of that one.
-    fn is_of_this_network(&self, tid: libc::pid_t, socket: BorrowedFd<'_>) -> bool {
-        let Some((own, file)) = &self.network else { return true };
-        network_cookie(socket) == Ok(*own)
-            || identify_link(tid, b"ns/net").is_ok_and(|it| (it.device, it.inode) != (file.device, file.inode))
+    /// A socket of a network namespace outside must have been handed in by somebody there, and is none of our business,
+    /// whichever namespaces the job made for itself meanwhile. Where the socket is of one that a job made, that belongs to
+    /// a user namespace below ours: the kernel alone knows, and tells by what we may do with it.
+    fn is_of_the_inside(&self, socket: BorrowedFd<'_>) -> bool {
+        self.network.is_none_or(|own| network_cookie(socket) == Ok(own)) || administers_network(socket)
     }
 }
 

@@ -89,7 +89,7 @@ fn open_link(tid: libc::pid_t, link: &[u8]) -> Result<OwnedFd, Errno> {
 }
 
 /// The identity of what a link in the `/proc` directory of `task` leads to.
-pub(super) fn identify_link(task: impl Display, link: &[u8]) -> Result<FileId, Errno> {
+fn identify_link(task: impl Display, link: &[u8]) -> Result<FileId, Errno> {
     identify(None, &proc_path(task, link)?)
 }
 

@@ -4,7 +4,7 @@
 //! no build, test or agent needs and what has been a way out before, or passes the other layers by. ENOSYS is
 //! the answer where programs know how to do without the call, EPERM where a refusal is what they expect.
 
-use nix::errno::Errno::{self, EAFNOSUPPORT, ENOPROTOOPT, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT, ESOCKTNOSUPPORT};
+use nix::errno::Errno::{self, EACCES, EAFNOSUPPORT, ENOPROTOOPT, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT, ESOCKTNOSUPPORT};
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 use syscalls::{aarch64, x86_64};
@@ -63,6 +63,7 @@ static ALWAYS: &[Denial] = denials! {
     EPERM, "acts on the memory of other processes": process_madvise process_mrelease;
     EPERM, "compares kernel objects of processes, which reveals kernel addresses' order": kcmp;
     EPERM, "builds segments for 16-bit and 32-bit code, and has a record of kernel bugs": , x86: modify_ldt;
+    ENOSYS, "its mode lies in memory, where a filter cannot look for set-user-id bits; programs fall back to openat": openat2;
     ENOSYS, "is a leftover that no living program uses": lookup_dcookie, x86: uselib ustat sysfs;
 };
 
@@ -97,6 +98,12 @@ const QUERY_PERSONA: u32 = 0xffff_ffff;
 
 /// `SOCK_TYPE_MASK` of `linux/net.h`: what remains of `type` is flags.
 const TYPE: u64 = 0xf;
+
+/// A file with one of these bits, made inside, lends its owner's rights to whoever runs it outside.
+const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
+/// `WILL_CREATE` of `fs/open.c`; both machines have these values. Without them the kernel does not look at the mode, and
+/// the C library leaves the register as it is.
+const WILL_CREATE: u32 = 0o100 | 0o2000_0000;
 
 #[allow(clippy::unnecessary_cast)] // a c_int in musl, unsigned in glibc
 const PRIO_PROCESS: u32 = libc::PRIO_PROCESS as u32;
@@ -154,6 +161,26 @@ pub(super) fn rulings(plan: &SeccompPlan, arch: Arch) -> Vec<Ruling> {
         [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD].map(|request| case([word(1, Eq, request as u32)], Errno(EPERM)));
     rule(call!(ioctl), refused.into(), Allow, reason);
 
+    // The list of systemd's RestrictSUIDSGID= (`seccomp_restrict_suid_sgid`), but for mkdir, where the kernel takes the
+    // bits away by itself (`vfs_mkdir`). `umode_t` is the low half of the word.
+    let reason = "makes a file that runs with its owner's or group's rights, also outside, whoever starts it";
+    let plain = |mode: u8| case([word(mode, MaskedEq(SET_ID.into()), 0)], Allow);
+    for (call, mode) in [
+        (call!(x86 chmod), 1),
+        (call!(fchmod), 1),
+        (call!(fchmodat), 2),
+        (call!(fchmodat2), 2),
+        (call!(x86 creat), 1),
+        (call!(x86 mknod), 1),
+        (call!(mknodat), 2),
+    ] {
+        rule(call, vec![plain(mode)], Errno(EPERM), reason);
+    }
+    for (call, flags) in [(call!(x86 open), 1), (call!(openat), 2)] {
+        let existing = case([word(flags, MaskedEq(WILL_CREATE.into()), 0)], Allow);
+        rule(call, vec![existing, plain(flags + 1)], Errno(EPERM), reason);
+    }
+
     let reason = "acts on other processes of the same user, which Landlock does not cover; 0 means the caller";
     for call in [call!(prlimit64), call!(move_pages), call!(migrate_pages)] {
         rule(call, vec![case([word(0, Eq, 0)], Allow)], Errno(EPERM), reason);
@@ -171,9 +198,19 @@ pub(super) fn rulings(plan: &SeccompPlan, arch: Arch) -> Vec<Ruling> {
     pair.extend((!plan.unix_datagram).then(|| datagram([])));
     rule(call!(socketpair), pair, Allow, "a datagram socket reaches any named socket without connecting");
 
-    if plan.notify_connect {
+    // With no family left to make a socket of, one that can do this was handed in. What is connected already, or
+    // listens, was given on purpose: it may talk and accept.
+    let no_sockets = !plan.inet_sockets && !plan.unix_sockets;
+    if no_sockets {
+        let reason = "gives a socket that was handed in another peer or address, and there is no network here";
+        for call in [call!(connect), call!(bind), call!(listen)] {
+            rule(call, Vec::new(), Errno(EACCES), reason);
+        }
+    } else if plan.notify_connect {
         rule(call!(connect), Vec::new(), Notify, "decided by what it connects to");
-        let reason = "connects while sending, past the broker that decides on connections";
+    }
+    if no_sockets || plan.notify_connect {
+        let reason = "connects while sending, past what decides on connections";
         let flag = libc::MSG_FASTOPEN as u32;
         for (call, flags) in [(call!(sendto), 3), (call!(sendmsg), 2), (call!(sendmmsg), 3)] {
             rule(call, vec![case([word(flags, MaskedEq(flag.into()), flag)], Errno(EOPNOTSUPP))], Allow, reason);

@@ -131,6 +131,21 @@ pub(crate) fn network_cookie(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
     socket_option(socket, libc::SO_NETNS_COOKIE).map(u64::from_ne_bytes)
 }
 
+/// May the caller administer the network namespace that the socket was made in? (`SIOCGSKNS`, Linux 4.10.)
+///
+/// The kernel wants `CAP_NET_ADMIN` in the user namespace that owns it. Whoever holds none has it nevertheless in every
+/// user namespace that its own uid made below its own one (user_namespaces(7)), and nowhere else.
+pub(crate) fn administers_network(socket: BorrowedFd<'_>) -> bool {
+    const SIOCGSKNS: libc::c_ulong = 0x894c;
+    // SAFETY: takes no argument.
+    match Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS as _) }) {
+        // SAFETY: a new descriptor that nobody else owns.
+        Ok(fd) => drop(unsafe { OwnedFd::from_raw_fd(fd) }),
+        Err(_) => return false,
+    }
+    true
+}
+
 /// What `statx` tells about a file; `mount` and `born` are absent where kernel or file system do not know them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileId {

@@ -292,6 +292,8 @@ pub struct JobSpec<'a> {
     pub umask: u32,
     /// Resource limits.
     pub limits: &'a [(libc::c_int, libc::rlimit)],
+    /// Make it a child of the calling process's parent.
+    pub sibling: bool,
 }
 
 struct JobChild<'a> {
@@ -313,10 +315,12 @@ pub fn spawn_job(spec: &JobSpec<'_>) -> Result<Pid, (Step, Errno)> {
     script.extend(argv.iter().skip(1));
     let mut child = JobChild { spec, argv, script, envp: pointers(spec.environment), failure: None };
     let mut stack = Stack::new();
-    let pid = vfork(job_main, stack.top(), 0, (&raw mut child).cast()).map_err(|errno| (Step::Spawn, errno))?;
+    let flags = if spec.sibling { libc::CLONE_PARENT } else { 0 };
+    let pid = vfork(job_main, stack.top(), flags, (&raw mut child).cast()).map_err(|errno| (Step::Spawn, errno))?;
     match child.failure {
         None => Ok(pid),
         Some(failure) => {
+            // A sibling is reaped by the parent.
             let _ = nix::sys::wait::waitpid(pid, None);
             Err((failure.step, Errno::from_raw(failure.errno)))
         }
@@ -403,6 +407,17 @@ extern "C" fn job_main(argument: *mut libc::c_void) -> libc::c_int {
     // SAFETY: ends this process only.
     unsafe { libc::syscall(libc::SYS_exit_group, 127) };
     unreachable!("exit_group returned")
+}
+
+/// Runs `main` in a copy of the calling process and ends the copy with what it returns. To be called while there is one
+/// thread: the copy would wait for ever for locks that others held.
+pub fn fork(main: impl FnOnce() -> i32) -> Result<Pid, Errno> {
+    // SAFETY: the only thread goes on in the copy, so all of its state is as consistent as here.
+    match Errno::result(unsafe { libc::fork() })? {
+        // SAFETY: ends this process only, without the handlers and destructors that belong to the original.
+        0 => unsafe { libc::_exit(main()) },
+        pid => Ok(Pid::from_raw(pid)),
+    }
 }
 
 /// A user namespace with one mapped user, for id-mapped mounts. Only root can make one for another user.

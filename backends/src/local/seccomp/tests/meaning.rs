@@ -27,7 +27,7 @@ fn ordinary_programs_work() {
     for name in "read write openat mmap execve execveat clone futex wait4 kill pidfd_open pidfd_getfd pidfd_send_signal ptrace \
                  process_vm_readv seccomp landlock_create_ruleset landlock_restrict_self prctl chroot connect bind listen \
                  accept4 sendmsg sendto setsockopt memfd_create name_to_handle_at statmount listmount mseal futex_waitv \
-                 rseq set_robust_list membarrier copy_file_range statx openat2 close_range epoll_pwait2 fchmodat2 cachestat \
+                 rseq set_robust_list membarrier copy_file_range statx close_range epoll_pwait2 fchmodat2 cachestat \
                  setxattrat file_getattr shmget semop msgsnd mq_open sched_setaffinity setpriority ioprio_set mbind \
                  io_setup inotify_init1 timerfd_create signalfd4 eventfd2 splice"
         .split_whitespace()
@@ -51,7 +51,7 @@ fn administration_is_refused() {
     {
         expect(&ORDINARY, name, &[], EPERM);
     }
-    for name in ["io_uring_setup", "io_uring_enter", "io_uring_register", "clone3"] {
+    for name in ["io_uring_setup", "io_uring_enter", "io_uring_register", "clone3", "openat2"] {
         expect(&ORDINARY, name, &[], ENOSYS);
     }
     for name in ["iopl", "ioperm", "modify_ldt"] {
@@ -102,6 +102,73 @@ fn personalities_that_weaken_are_refused() {
     }
     for weak in [0x40_0000, 0x44_0000, 0x10_0000, 0x20_0000, 0x1, 0xffff_fffe, 0x800_0000] {
         expect(&ORDINARY, "personality", &[weak], EPERM);
+    }
+}
+
+/// As `expect`, for calls that only x86_64 has.
+#[track_caller]
+fn expect_x86(name: &str, arguments: &[u64], expected: impl Into<Option<Errno>>) {
+    let expected = expected.into().map_or(Allow, Verdict::Errno);
+    assert_eq!(verdict(&ORDINARY, Arch::X86_64, name, arguments), expected, "{name}{arguments:x?}");
+    assert_eq!(explain(&ORDINARY, Arch::Aarch64, name), None);
+}
+
+/// What a caller may leave in the upper bits of a register that the kernel takes as `umode_t` or `int`.
+const REST: [u64; 3] = [0, 1 << 32, 0xffff_ffff_ffff_0000];
+
+#[test]
+fn set_id_bits_are_refused() {
+    for kind in [0, libc::S_IFREG, libc::S_IFIFO].map(u64::from) {
+        for rest in REST {
+            for (mode, expected) in [
+                (0, None),
+                (0o755, None),
+                (0o1777, None),
+                (0o4755, Some(EPERM)),
+                (0o2755, Some(EPERM)),
+                (0o6000, Some(EPERM)),
+                (0o7777, Some(EPERM)),
+            ] {
+                let mode = mode | kind | rest;
+                expect(&ORDINARY, "fchmod", &[0o6000, mode, 0o6000], expected);
+                for name in ["fchmodat", "fchmodat2", "mknodat"] {
+                    expect(&ORDINARY, name, &[0o6000, 0o6000, mode, 0o6000], expected);
+                }
+                for name in ["chmod", "creat", "mknod"] {
+                    expect_x86(name, &[0o6000, mode, 0o6000], expected);
+                }
+            }
+        }
+    }
+    // The kernel takes the bits away by itself.
+    expect(&ORDINARY, "mkdirat", &[0, 0, 0o7777], None);
+    expect_x86("mkdir", &[0, 0o7777], None);
+    for plan in plans() {
+        expect(&plan, "fchmodat", &[0, 0, 0o4755], EPERM);
+    }
+}
+
+#[test]
+fn set_id_bits_of_open_count_only_when_it_creates() {
+    const CREATE: u64 = libc::O_CREAT as u64;
+    // `O_TMPFILE` without the `O_DIRECTORY` in it, which the machines number differently.
+    const TEMPORARY: u64 = 0o2000_0000;
+    assert_eq!(libc::O_TMPFILE as u64, TEMPORARY | libc::O_DIRECTORY as u64);
+    let both = |flags: u64, mode: u64, expected: Option<Errno>| {
+        expect(&ORDINARY, "openat", &[u64::MAX, 0o6000, flags, mode, 0o6000], expected);
+        expect_x86("open", &[0o6000, flags, mode, 0o6000], expected);
+    };
+    for rest in REST {
+        for set in [0o4000, 0o2000, 0o6755, 0o4755] {
+            for creates in [CREATE, TEMPORARY, CREATE | TEMPORARY, CREATE | libc::O_EXCL as u64 | libc::O_RDWR as u64] {
+                both(creates | 1 << 32, set | rest, Some(EPERM));
+                both(creates | 1 << 32, 0o1644 | rest, None);
+            }
+            // Nothing is created: the register holds anything.
+            for flags in [0, libc::O_RDWR as u64, (libc::O_CLOEXEC | libc::O_TRUNC | libc::O_PATH) as u64, 0o20_0000, 0o4_0000] {
+                both(flags | 0xffff_ffff_0000_0000, set | rest, None);
+            }
+        }
     }
 }
 
@@ -191,6 +258,34 @@ fn connections_go_to_the_broker_and_not_past_it() {
 }
 
 #[test]
+fn sockets_handed_in_find_no_new_peer_without_a_network() {
+    let plan = SeccompPlan { inet_sockets: false, unix_sockets: false, ..ORDINARY };
+    for plan in [plan.clone(), SeccompPlan { notify_connect: true, ..plan }] {
+        for name in ["connect", "bind", "listen"] {
+            expect(&plan, name, &[0, 1, 16], EACCES);
+        }
+        let fast = libc::MSG_FASTOPEN as u64;
+        for (name, before) in [("sendto", 3), ("sendmsg", 2), ("sendmmsg", 3)] {
+            let arguments = |flags| [vec![fast; before], vec![flags]].concat();
+            expect(&plan, name, &arguments(fast | 0x4000 | 1 << 32), EOPNOTSUPP);
+            expect(&plan, name, &arguments(0x4000), None);
+        }
+        expect(&plan, "setsockopt", &[3, 6, 30], ENOPROTOOPT);
+        expect(&plan, "setsockopt", &[3, 6, 1], None);
+        // What was given on purpose stays of use.
+        for name in ["accept4", "recvmsg", "recvfrom", "shutdown", "getsockopt", "getpeername"] {
+            expect(&plan, name, &[], None);
+        }
+        expect(&plan, "socketpair", &[UNIX, STREAM, 0], None);
+    }
+    for one in [SeccompPlan { inet_sockets: true, ..plan.clone() }, SeccompPlan { unix_sockets: true, ..plan }] {
+        for name in ["connect", "bind", "listen"] {
+            expect(&one, name, &[0, 1, 16], None);
+        }
+    }
+}
+
+#[test]
 fn host_ipc_is_refused_without_a_namespace() {
     let plan = SeccompPlan { deny_ipc: true, ..ORDINARY };
     for name in ["shmget", "shmat", "shmctl", "semget", "semop", "msgget", "msgrcv", "mq_open", "mq_unlink"] {
@@ -219,6 +314,14 @@ fn explains() {
     assert!(answer("mount").reason.unwrap().contains("mounts"));
     assert_eq!(answer("connect").answer, Answer::Always(Notify));
     assert_eq!(answer("personality").answer, Answer::ByArguments(vec![Allow, Allow, Verdict::Errno(EPERM)]));
+    assert_eq!(answer("openat").answer, Answer::ByArguments(vec![Allow, Allow, Verdict::Errno(EPERM)]));
+    assert_eq!(answer("chmod").answer, Answer::ByArguments(vec![Allow, Verdict::Errno(EPERM)]));
+    assert!(answer("chmod").reason.unwrap().contains("owner's or group's rights"));
+    assert_eq!(answer("openat2").answer, Answer::Always(Verdict::Errno(ENOSYS)));
+    let none = SeccompPlan { inet_sockets: false, unix_sockets: false, ..ORDINARY };
+    let refused = explain(&none, Arch::X86_64, "connect").unwrap();
+    assert_eq!(refused.answer, Answer::Always(Verdict::Errno(EACCES)));
+    assert!(refused.reason.unwrap().contains("handed in"));
     assert_eq!(explain(&plan, Arch::Aarch64, "iopl"), None);
     assert_eq!(explain(&plan, Arch::X86_64, "no_such_call"), None);
 }

@@ -17,7 +17,7 @@ use reference::Reference;
 
 const ARCHES: [Arch; 2] = [Arch::X86_64, Arch::Aarch64];
 /// The ordinary filter, with connections decided by the broker, may not grow beyond this unnoticed.
-const MOST_INSTRUCTIONS: usize = 130;
+const MOST_INSTRUCTIONS: usize = 155;
 
 const ORDINARY: SeccompPlan = SeccompPlan {
     strict: false,
@@ -89,7 +89,7 @@ impl Dice {
 
 /// Values that mean something to some rule, their neighbours, and values whose upper half is not zero.
 fn argument(dice: &mut Dice) -> u64 {
-    const WORDS: [u64; 36] = [
+    const WORDS: [u64; 42] = [
         0,
         1,
         2,
@@ -126,6 +126,12 @@ fn argument(dice: &mut Dice) -> u64 {
         0x7fff_ffff,
         0xffff_ffff,
         0x003d_0f00,
+        0o755,
+        0o1777,
+        0o2000,
+        0o2755,
+        0o4000,
+        0o10_4755,
     ];
     let word = WORDS[dice.roll(WORDS.len())];
     match dice.roll(8) {
@@ -226,6 +232,8 @@ fn numbers_are_those_of_the_c_library() {
         bpf => SYS_bpf keyctl => SYS_keyctl io_uring_setup => SYS_io_uring_setup personality => SYS_personality
         prlimit64 => SYS_prlimit64 open_by_handle_at => SYS_open_by_handle_at mount_setattr => SYS_mount_setattr
         perf_event_open => SYS_perf_event_open userfaultfd => SYS_userfaultfd process_madvise => SYS_process_madvise
+        fchmod => SYS_fchmod fchmodat => SYS_fchmodat mknodat => SYS_mknodat openat => SYS_openat openat2 => SYS_openat2
+        bind => SYS_bind listen => SYS_listen
     }
 }
 

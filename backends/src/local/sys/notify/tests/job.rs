@@ -123,7 +123,7 @@ fn rules(checks: &mut Checks, stage: &Stage, hand_over: &mut dyn FnMut()) {
     std::os::unix::fs::symlink(p("in.sock"), p("to-in")).unwrap();
     std::fs::hard_link(p("host.sock"), p("linked-host")).unwrap();
     std::fs::hard_link(p("in.sock"), p("linked-in")).unwrap();
-    let _long = bind(STREAM, &p("private/s"), 5);
+    let _long = bind(STREAM, &p("private/s"), 100);
     checks.is("control: the host's socket is reachable without the broker", dial(STREAM, p("host.sock")), OK);
     hand_over();
 
@@ -195,6 +195,7 @@ fn rules(checks: &mut Checks, stage: &Stage, hand_over: &mut dyn FnMut()) {
     let [unix, udp] = &stage.foreign;
     checks.is("a unix socket of a network outside", to(unix, &p("private/s")), refused);
     checks.is("a UDP socket of a network outside", connect(udp.as_fd(), &loopback(9)), refused);
+    checks.failed += wait_for(child(|| nested_network(stage)));
     checks.holds("a job that is not dumpable reaches its own socket", exec(&format!("undumpable:{}", p("private/s").display())));
     std::os::unix::fs::symlink("/private/s", p("rooted")).unwrap();
     checks.holds("a job in another root", exec(&format!("nested:{}", stage.dir.display())));
@@ -228,6 +229,42 @@ fn exec(part: &str) -> bool {
         .status()
         .unwrap()
         .success()
+}
+
+/// A network inside the sandbox: what is made there is the job's own, what was handed in stays foreign.
+fn nested_network(stage: &Stage) -> i32 {
+    let mut checks = Checks { failed: 0 };
+    let before = open(Family::Unix, STREAM);
+    let spaces = CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET;
+    let (uid, gid) = (getuid(), getgid());
+    for depth in ["one network down", "two networks down"] {
+        let mut is = |what: &str, got, want| checks.is(&format!("{what}, {depth}"), got, want);
+        is("namespaces inside", unshare(spaces), OK);
+        let write = |name: &str, text: String| std::fs::write(format!("/proc/self/{name}"), text).is_ok();
+        let named = write("setgroups", "deny".into())
+            && write("uid_map", format!("{uid} {uid} 1"))
+            && write("gid_map", format!("{gid} {gid} 1"));
+        raise_loopback();
+        let [unix, udp] = &stage.foreign;
+        let refused = Err(Errno::EACCES);
+        is("a unix socket of a network outside", to(unix, &stage.path("private/s")), refused);
+        is("a UDP socket of a network outside", connect(udp.as_fd(), &loopback(9)), refused);
+        is("dissolve a UDP socket of a network outside", connect(udp.as_fd(), &[0; 16]), refused);
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        is("own TCP", connect(open(Family::Inet, STREAM).as_fd(), &loopback(port)), OK);
+        let _abstract = listen_abstract(b"\0nested");
+        is("own abstract", connect(open(Family::Unix, STREAM).as_fd(), &address(b"\0nested")), OK);
+        is("abstract of the sandbox", connect(open(Family::Unix, STREAM).as_fd(), &address(b"\0own")), Err(Errno::ECONNREFUSED));
+        is("by path to the sandbox", dial(STREAM, stage.path("private/s")), OK);
+        is("host by path", dial(STREAM, stage.path("host.sock")), refused);
+        if !named {
+            println!("# skipped: namespaces below {depth} (root without CAP_SETFCAP gets no name in the first ones)");
+            break;
+        }
+    }
+    checks.is("a socket of the sandbox's network, from a nested one", to(&before, &stage.path("private/s")), OK);
+    checks.failed
 }
 
 /// A sandbox inside the sandbox, with the shared directory as its root.
