@@ -412,7 +412,7 @@ fn cases() -> impl Strategy<Value = Case> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4000, max_shrink_iters: 600, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2000, max_shrink_iters: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_policy_on_any_host(case in cases()) {
