@@ -2,6 +2,7 @@
 
 pub mod files;
 pub mod losses;
+pub mod mounts;
 
 use std::path::{Path, PathBuf};
 
@@ -158,12 +159,12 @@ fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tie
         (_, Tier::Landlock) => NetworkPlan::NoSockets,
     };
     let mounts = match tier {
-        Tier::Namespaces => files::mounts(policy, host, &view),
+        Tier::Namespaces => mounts::mounts(policy, host, &view),
         Tier::Landlock => Vec::new(),
     };
     let paths = match tier {
-        Tier::Namespaces => files::rules_inside(&mounts),
-        Tier::Landlock => files::rules_outside(&view, choices.scratch),
+        Tier::Namespaces => mounts::rules_inside(&mounts),
+        Tier::Landlock => mounts::rules_outside(&view, choices.scratch),
     };
     let mut plan = Plan {
         profile: policy.profile.clone(),
@@ -171,7 +172,7 @@ fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tie
         identity: identity(host, tier),
         landlock: landlock(abi, tier, network, paths),
         scratch: policy.limits.scratch.filter(|_| tier == Tier::Namespaces),
-        redirects: files::redirects(&view, host, tier, choices.scratch),
+        redirects: mounts::redirects(&view, host, tier, choices.scratch),
         seccomp: SeccompPlan {
             strict: policy.kernel.strict,
             nested_sandbox: policy.kernel.nested_sandbox,

@@ -1,6 +1,7 @@
-//! From path rules to grants, mounts and Landlock rules.
+//! From path rules to what is granted, hidden and the sandbox's own.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -9,17 +10,14 @@ use hermes_profiles::{Access, FileRule, HomeMode, Origin, Policy, is_broad};
 
 use rustc_hash::FxHashSet;
 
-use super::{CompileError, Crossing, rule};
-use crate::host::Host;
-use crate::plan::{MountStep, PathRights, PathRule, Redirect, Source, Tier};
+use super::{CompileError, Crossing};
+use crate::plan::{Source, Tier};
 use crate::survey::{Found, Kind, Link, Survey};
 
 /// The sandbox's own file systems besides the home: (path, mode).
 const OWN: &[(&str, u32)] = &[("/run", 0o755), ("/tmp", 0o1777), ("/var/tmp", 0o1777)];
 /// Built by the sandbox itself; the host's are never granted.
 const RESERVED: &[&str] = &["/proc", "/dev"];
-/// Tells a nested hermes-sandbox where it is.
-pub const MARKER: &str = "/run/hermes-sandbox";
 
 /// A host tree that is granted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,6 +83,17 @@ impl View {
     /// The grant around the one at `path`.
     fn around(&self, path: &Path) -> Option<(&PathBuf, &Grant)> {
         if self.own.iter().any(|(own, ..)| own == path) { None } else { self.covering(path.parent()?) }
+    }
+
+    /// A symlink that the sandbox may change, in this run or in another one: what is read-only in a writable tree need
+    /// not have been there before.
+    fn hostile<'l>(&self, links: &'l [Link]) -> Option<(&'l Link, &Path)> {
+        links.iter().find_map(|link| {
+            let shadowed =
+                |tree: &Path| self.own.iter().any(|(own, ..)| covers(tree, own) && own != tree && covers(own, &link.at));
+            let mut trees = self.grants.iter().filter(|(_, grant)| grant.access == Access::Write);
+            trees.find(|(tree, _)| covers(tree, &link.at) && !shadowed(tree)).map(|(tree, _)| (link, tree.as_path()))
+        })
     }
 
     /// A grant that may not be written and lies in one that may.
@@ -277,30 +286,27 @@ fn settle(
                 view.grants.insert(grant.source.path.clone(), grant.clone());
             }
         }
-        let hostile = |wanted: &Wanted<'_>| {
-            wanted.links.iter().find_map(|link| {
-                let (tree, _) = view.covering(&link.at).filter(|(_, grant)| grant.access == Access::Write)?;
-                Some((link.at.clone(), tree.clone()))
-            })
-        };
         // What takes rights away inside a writable tree does so wherever it leads.
         let takes = |wanted: &Wanted<'_>| {
             let around = view.around(&wanted.grant.source.path);
             wanted.grant.access != Access::Write && around.is_some_and(|(_, grant)| grant.access == Access::Write)
         };
-        for wanted in wanted.iter().filter(|wanted| !wanted.grant.optional) {
-            if let Some((link, tree)) = hostile(wanted) {
-                let (path, origin, real) = (wanted.path.to_owned(), wanted.origin.clone(), wanted.grant.source.path.clone());
-                return Err(CompileError::CrossesWritable(Box::new(Crossing { path, origin, link, tree, real })));
+        let before = (wanted.len(), sockets.len());
+        wanted.retain(|wanted| !wanted.grant.optional || view.hostile(wanted.links).is_none() || takes(wanted));
+        sockets.retain(|socket| view.hostile(socket.links).is_none());
+        if before != (wanted.len(), sockets.len()) {
+            continue;
+        }
+        let required = wanted.iter().filter(|wanted| !wanted.grant.optional);
+        for Wanted { path, origin, grant, links } in required {
+            if let Some((link, tree)) = view.hostile(links) {
+                let (path, origin, real) = (path.to_path_buf(), (*origin).clone(), grant.source.path.clone());
+                let crossing = Crossing { path, origin, link: link.at.clone(), tree: tree.to_owned(), real };
+                return Err(CompileError::CrossesWritable(Box::new(crossing)));
             }
         }
-        let before = (wanted.len(), sockets.len());
-        wanted.retain(|wanted| wanted.links.is_empty() || hostile(wanted).is_none() || takes(wanted));
-        sockets.retain(|socket| socket.links.is_empty() || hostile(socket).is_none());
-        if before == (wanted.len(), sockets.len()) {
-            drop_covered(&mut view);
-            return Ok(view);
-        }
+        drop_covered(&mut view);
+        return Ok(view);
     }
 }
 
@@ -365,34 +371,40 @@ impl Absent<'_> {
     }
 
     /// Where `path`, which is not there, would be behind the symlinks that are known.
-    fn place(&self, path: &Path) -> PathBuf {
+    fn place<'p>(&self, path: &'p Path) -> Cow<'p, Path> {
         let around = self.moved.iter().filter(|(from, _)| covers(from, path)).max_by_key(|(from, _)| from.as_os_str().len());
         let moved = around.and_then(|(from, to)| Some(to.join(path.strip_prefix(from).ok()?)));
-        moved.unwrap_or_else(|| path.to_owned())
+        moved.map_or(Cow::Borrowed(path), Cow::Owned)
     }
 
     fn hides(&self, hidden: &[(PathBuf, &FileRule)]) -> Vec<Hide> {
-        let hide = |(real, rule): &(PathBuf, &FileRule)| match self.survey.get(&rule.path) {
-            Found::Present { kind, .. } => Hide { path: real.clone(), kind: Some(*kind), errno: 0 },
-            Found::Unreadable(errno) => Hide { path: self.place(real), kind: None, errno: *errno },
-            Found::Absent => Hide { path: self.place(real), kind: None, errno: 0 },
+        let hide = |(real, rule): &(PathBuf, &FileRule)| {
+            let (path, kind, errno) = match self.survey.get(&rule.path) {
+                Found::Present { kind, .. } => (Cow::Borrowed(real.as_path()), Some(*kind), 0),
+                Found::Unreadable(errno) => (self.place(real), None, *errno),
+                Found::Absent => (self.place(real), None, 0),
+            };
+            self.covering(&path)?;
+            Some(Hide { path: path.into_owned(), kind, errno })
         };
-        let mut hides: Vec<Hide> = hidden.iter().map(hide).filter(|hide| self.covering(&hide.path).is_some()).collect();
+        let mut hides: Vec<Hide> = hidden.iter().filter_map(hide).collect();
         hides.sort_by(|a, b| a.path.cmp(&b.path));
         hides.dedup_by(|a, b| covers(&b.path, &a.path));
         hides
     }
 
     fn unkept<'r>(&self, rules: impl Iterator<Item = &'r FileRule>) -> Vec<Unkept> {
-        rules
-            .filter(|rule| matches!(rule.access, Access::Read | Access::Overlay))
-            .filter_map(|rule| match self.survey.get(&rule.path) {
-                Found::Present { .. } => None,
-                Found::Unreadable(errno) => Some(Unkept { path: self.place(&rule.path), errno: *errno }),
-                Found::Absent => Some(Unkept { path: self.place(&rule.path), errno: 0 }),
-            })
-            .filter(|unkept| self.covering(&unkept.path).is_some_and(|grant| grant.access == Access::Write))
-            .collect()
+        let unkept = |rule: &FileRule| {
+            let errno = match self.survey.get(&rule.path) {
+                Found::Present { .. } => return None,
+                Found::Unreadable(errno) => *errno,
+                Found::Absent => 0,
+            };
+            let path = self.place(&rule.path);
+            self.covering(&path).filter(|grant| grant.access == Access::Write)?;
+            Some(Unkept { path: path.into_owned(), errno })
+        };
+        rules.filter(|rule| matches!(rule.access, Access::Read | Access::Overlay)).filter_map(unkept).collect()
     }
 }
 
@@ -409,139 +421,4 @@ pub fn drop_caches_with_secrets(view: &mut View) {
     view.grants.retain(|path, _| !secret.contains(path));
     let hides = std::mem::take(&mut view.hides);
     view.hides = hides.into_iter().filter(|hide| view.covering(&hide.path).is_some()).collect();
-}
-
-/// Variables of the tools whose caches would be copy-on-write, for hosts that cannot do that: (name, directory below
-/// the scratch directory).
-const CACHE_VARIABLES: &[(&str, &str)] = &[
-    ("XDG_CACHE_HOME", "cache"),
-    ("npm_config_cache", "cache/npm"),
-    ("PIP_CACHE_DIR", "cache/pip"),
-    ("UV_CACHE_DIR", "cache/uv"),
-    ("GOCACHE", "cache/go-build"),
-    ("YARN_CACHE_FOLDER", "cache/yarn"),
-];
-
-/// Where tools find writable caches when their own are read-only.
-pub fn redirects(view: &View, host: &Host, tier: Tier, scratch: Option<&Path>) -> Vec<Redirect> {
-    let caches_lost = match tier {
-        Tier::Landlock => true,
-        Tier::Namespaces => !host.overlay.works() && view.grants.values().any(|grant| grant.access == Access::Overlay),
-    };
-    if !caches_lost {
-        return Vec::new();
-    }
-    let scratch = scratch.unwrap_or(Path::new("/tmp"));
-    let caches =
-        CACHE_VARIABLES.iter().map(|(name, below)| Redirect { name: (*name).to_owned(), directory: scratch.join(below) });
-    let own_tmp = (tier == Tier::Landlock).then(|| Redirect { name: "TMPDIR".to_owned(), directory: scratch.to_owned() });
-    own_tmp.into_iter().chain(caches).collect()
-}
-
-/// The mount steps of the namespaces tier, outer paths first.
-pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
-    let mut steps: BTreeMap<PathBuf, MountStep> = BTreeMap::new();
-    for (target, mode, writable) in view.own.iter().cloned() {
-        steps.insert(target.clone(), MountStep::Private { target, mode, writable });
-    }
-    if view.covering(Path::new(MARKER)).is_none() {
-        steps.insert(MARKER.into(), MountStep::Directory { target: MARKER.into(), mode: 0o555 });
-    }
-    for (at, to) in &view.links {
-        steps.entry(at.clone()).or_insert_with(|| MountStep::Symlink { target: at.clone(), to: to.clone() });
-    }
-    for (path, grant) in &view.grants {
-        let directory = grant.kind == Kind::Directory;
-        let (source, target) = (grant.source.clone(), path.clone());
-        let step = match grant.access {
-            Access::Overlay if host.overlay.works() => {
-                let whiteouts = view
-                    .hides
-                    .iter()
-                    .filter(|hide| hide.kind.is_some() && covers(path, &hide.path))
-                    .filter(|hide| view.covering(&hide.path).is_some_and(|(at, _)| at == path))
-                    .filter_map(|hide| hide.path.strip_prefix(path).ok().map(Path::to_owned))
-                    .collect();
-                MountStep::Overlay { source, target, whiteouts }
-            }
-            access => MountStep::Bind {
-                source,
-                target,
-                directory,
-                writable: access == Access::Write,
-                device: grant.kind == Kind::Device,
-            },
-        };
-        steps.insert(path.clone(), step);
-    }
-    for hide in &view.hides {
-        let overlaid = view.covering(&hide.path).is_some_and(|(_, grant)| grant.access == Access::Overlay);
-        if let Some(kind) = hide.kind
-            && !(overlaid && host.overlay.works())
-        {
-            let target = hide.path.clone();
-            steps.insert(target.clone(), MountStep::Mask { target, directory: kind == Kind::Directory });
-        }
-    }
-    for target in pins(view, &steps) {
-        steps.insert(target.clone(), MountStep::Pin { target });
-    }
-    let mut steps: Vec<MountStep> = steps.into_values().collect();
-    steps.push(MountStep::Proc);
-    steps.push(MountStep::Dev { shm: policy.limits.shm });
-    steps.sort_by_key(|step| step.target().components().count());
-    steps
-}
-
-/// The directories between writable trees and what is mounted in them. Renamed, they would take along what hides or
-/// protects a path, and leave the path to a new file.
-fn pins(view: &View, steps: &BTreeMap<PathBuf, MountStep>) -> BTreeSet<PathBuf> {
-    let mut pins = BTreeSet::new();
-    for target in steps.keys() {
-        if let Some(parent) = target.parent()
-            && let Some((tree, Grant { access: Access::Write, .. })) = view.covering(parent)
-        {
-            let between = parent.ancestors().take_while(|at| at != tree).filter(|at| !steps.contains_key(*at));
-            pins.extend(between.map(Path::to_owned));
-        }
-    }
-    pins
-}
-
-/// Landlock rules as seen inside the new root: everything may be listed, only what was put there may be used.
-pub fn rules_inside(mounts: &[MountStep]) -> Vec<PathRule> {
-    let mut rules = vec![rule("/", PathRights::List), rule("/dev", PathRights::Device), rule("/dev/shm", PathRights::Write)];
-    rules.push(rule("/proc", PathRights::Device));
-    for step in mounts {
-        let rights = match step {
-            MountStep::Private { writable: true, .. } | MountStep::Overlay { .. } | MountStep::Bind { writable: true, .. } => {
-                PathRights::Write
-            }
-            MountStep::Bind { device: true, .. } => PathRights::Device,
-            MountStep::Bind { .. } => PathRights::Read,
-            _ => continue,
-        };
-        rules.push(rule(step.target(), rights));
-    }
-    rules
-}
-
-/// Landlock rules on the host's own paths. Hidden paths inside a grant cannot be expressed; that loss is named.
-pub fn rules_outside(view: &View, scratch: Option<&Path>) -> Vec<PathRule> {
-    let mut rules: Vec<PathRule> = ["null", "zero", "full", "random", "urandom", "tty"]
-        .iter()
-        .map(|device| rule(Path::new("/dev").join(device), PathRights::Device))
-        .collect();
-    // Other processes' entries are guarded by the domain's ptrace rule; /proc/sys by the owner of its files.
-    rules.push(rule("/proc", PathRights::Read));
-    rules.extend(scratch.map(|path| rule(path, PathRights::Write)));
-    rules.extend(view.grants.iter().map(|(path, grant)| {
-        let rights = match (grant.access, grant.kind) {
-            (Access::Write, _) => PathRights::Write,
-            (_, Kind::Device) => PathRights::Device,
-            _ => PathRights::Read,
-        };
-        PathRule { identity: Some((grant.source.dev, grant.source.ino)), ..rule(path, rights) }
-    }));
-    rules
 }

@@ -53,10 +53,8 @@ fn mounts() -> impl Strategy<Value = MountStep> {
 
 fn landlocks() -> impl Strategy<Value = LandlockPlan> {
     let rights = select(vec![PathRights::List, PathRights::Read, PathRights::Write, PathRights::Device]);
-    let rules = prop::collection::vec(
-        (paths(), rights, any::<Option<(u64, u64)>>()).prop_map(|(path, rights, identity)| PathRule { path, rights, identity }),
-        0..4,
-    );
+    let rule = (paths(), any::<Option<(u64, u64)>>(), rights);
+    let rules = prop::collection::vec(rule.prop_map(|(path, identity, rights)| PathRule { path, identity, rights }), 0..4);
     (any::<u32>(), rules, any::<[bool; 4]>()).prop_map(|(abi, paths, [handle_files, deny_tcp, scope_signals, scope_abstract])| {
         LandlockPlan { abi, paths, handle_files, deny_tcp, scope_signals, scope_abstract }
     })
@@ -64,9 +62,7 @@ fn landlocks() -> impl Strategy<Value = LandlockPlan> {
 
 fn setups() -> impl Strategy<Value = Setup> {
     let network = select(vec![NetworkPlan::Private, NetworkPlan::NoSockets, NetworkPlan::Host]);
-    let opened = any::<Vec<(bool, bool)>>()
-        .prop_map(|list| list.into_iter().map(|(readable, writable)| Opened { readable, writable }).collect::<Vec<_>>());
-    let lists = (prop::collection::vec(mounts(), 0..5), prop::collection::vec(any::<u32>(), 0..5), opened);
+    let lists = (prop::collection::vec(mounts(), 0..5), prop::collection::vec(any::<u32>(), 0..5), any::<Vec<(bool, bool)>>());
     let files = (prop::option::of(landlocks()), prop::collection::vec(any::<(u16, u8, u8, u32)>(), 0..50));
     let numbers = any::<(Option<u64>, Option<u64>, Option<u64>)>();
     (
@@ -80,6 +76,7 @@ fn setups() -> impl Strategy<Value = Setup> {
     )
         .prop_map(|(tier, (mounts, trees, handed), (landlock, filter), notify, network, unix_connect, numbers)| {
             let (scratch, processes, memory_watchdog) = numbers;
+            let handed = handed.into_iter().map(|(readable, writable)| Opened { readable, writable }).collect();
             Setup {
                 tier,
                 mounts,

@@ -30,7 +30,10 @@ fn lines(plan: &Plan) -> String {
             Value::Object(mut members) if name == "landlock" => {
                 let Some(Value::Array(paths)) = members.remove("paths") else { panic!() };
                 _ = writeln!(text, "{name}: {}", Value::Object(members));
-                paths.iter().for_each(|path| _ = writeln!(text, "  {path}"));
+                for mut path in paths {
+                    path.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+                    _ = writeln!(text, "  {path}");
+                }
             }
             value => _ = writeln!(text, "{name}: {value}"),
         }

@@ -1,1 +1,261 @@
 //! Rules that once went wrong, and what they come to.
+
+use std::path::Path;
+
+use hermes_profiles::{Guarantee, HomeMode, Limits, Network, Policy};
+use nix::errno::Errno;
+
+use super::hosts::{baseline, without_userns};
+use super::view::{Shown, check_steps, follow, given, shown};
+use super::world::{World, machine, policy};
+use crate::compile::{Choices, CompileError, compile};
+use crate::host::{Host, UsernsCause};
+use crate::plan::{Lost, MountStep, Plan, Tier};
+
+fn compiled(policy: &Policy, world: &World, tier: Tier) -> Result<Plan, CompileError> {
+    let choices = Choices { tier: Some(tier), ..Choices::default() };
+    compile(policy, &baseline(), &world.survey(policy), choices)
+}
+
+fn plan(rules: &str, nodes: &str) -> Plan {
+    let world = machine().with(nodes);
+    let plan = compiled(&policy(rules), &world, Tier::Namespaces).unwrap();
+    check_steps(&plan, &world).unwrap();
+    plan
+}
+
+fn error(rules: &str, nodes: &str) -> String {
+    compiled(&policy(rules), &machine().with(nodes), Tier::Namespaces).unwrap_err().to_string()
+}
+
+fn at(plan: &Plan, path: &str) -> Shown {
+    given(plan, Path::new(path))
+}
+
+fn reason(losses: &[Lost], guarantee: Guarantee) -> &str {
+    losses.iter().find(|lost| lost.guarantee == guarantee).map_or("", |lost| &lost.reason)
+}
+
+#[test]
+fn a_symlink_in_a_writable_tree_gives_nothing() {
+    let nodes = "/data/x/ /home/u/ws/l -> /data/x /home/u/ws/m -> l";
+    assert_eq!(
+        error("read /home/u/ws/l", nodes),
+        "/home/u/ws/l (--test) crosses the symlink /home/u/ws/l, which lies in /home/u/ws, a tree that the sandbox may write; \
+         name the real path /data/x"
+    );
+    for rules in ["read ?/home/u/ws/l", "write ?/home/u/ws/m", "copy ?/home/u/ws/l"] {
+        assert_eq!(at(&plan(rules, nodes), "/data/x"), Shown::Nothing, "{rules}");
+    }
+}
+
+#[test]
+fn what_is_named_by_its_real_path_too_stays() {
+    let nodes = "/data/x/ /home/u/ws/l -> /data/x /home/u/far -> /data/x";
+    for rules in ["read ?/home/u/ws/l read /data/x", "write ?/home/u/ws/l read /data/x", "read ?/home/u/far write ?/home/u/ws/l"]
+    {
+        assert_eq!(at(&plan(rules, nodes), "/data/x"), Shown::Read, "{rules}");
+    }
+}
+
+#[test]
+fn a_rule_that_makes_its_own_symlink_writable_is_refused() {
+    assert!(error("write /data/x/self", "/data/x/ /data/x/self -> /data/x").contains("name the real path /data/x"));
+}
+
+#[test]
+fn a_symlink_protected_only_by_a_dropped_rule_is_hostile() {
+    // The first rule is dropped; without it /data/sub is writable, and with it the symlink there.
+    let nodes = "/data/sub/ /data/sub/m -> /etc/ssl /home/u/ws/l -> /data/sub";
+    let plan = plan("write /data copy ?/home/u/ws/l read ?/data/sub/m", nodes);
+    assert_eq!((at(&plan, "/data/sub"), at(&plan, "/etc/ssl")), (Shown::Copy, Shown::Nothing));
+}
+
+#[test]
+fn what_takes_rights_away_does_so_over_a_symlink_too() {
+    let plan = plan("write /data read ?/data/l", "/data/l -> rules /data/rules/");
+    assert_eq!((at(&plan, "/data"), at(&plan, "/data/rules")), (Shown::Write, Shown::Read));
+}
+
+#[test]
+fn what_cannot_be_kept_from_writing_is_named() {
+    let absent = plan("write /data read ?/data/rules", "/data/");
+    assert!(absent.lost.is_empty());
+    assert!(
+        reason(&absent.weakened, Guarantee::FilesWriteConfined).starts_with("/data/rules is to be read-only, but is not there")
+    );
+    // Its directory was locked by an earlier run, which may unlock it in this one.
+    let locked = plan("write /data read ?/data/dir/rules", "/data/dir!");
+    assert_eq!(reason(&locked.lost, Guarantee::FilesWriteConfined), "cannot look at /data/dir/rules: Permission denied");
+    let locked = plan("write /data hide /data/dir/secret", "/data/dir!");
+    assert_eq!(reason(&locked.lost, Guarantee::FilesHidden), "cannot look at /data/dir/secret: Permission denied");
+    assert_eq!(locked.fatal().count(), 1);
+}
+
+#[test]
+fn a_symlink_in_a_hidden_directory_leads_nowhere() {
+    let nodes = "/home/u/.ssh/config -> /home/u/dotfiles/ssh /home/u/dotfiles/ssh";
+    assert_eq!(at(&plan("read /home/u/.ssh/config hide /home/u/.ssh", nodes), "/home/u/dotfiles/ssh"), Shown::Nothing);
+    let mut of_link = policy("hide /home/u/.ssh");
+    of_link.workspace = "/home/u/.ssh/ws".into();
+    let world = machine().with("/home/u/.ssh/ws -> /home/u/ws");
+    let error = compiled(&of_link, &world, Tier::Namespaces).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "the workspace /home/u/.ssh/ws is hidden by /home/u/.ssh (--test); choose another workspace or remove that rule"
+    );
+}
+
+#[test]
+fn hidden_paths_that_are_not_there_are_known_by_their_real_place() {
+    let nodes = "/disk/cache/ /home/u/.cache2 -> /disk/cache";
+    let plan = plan("copy /home/u/.cache2 hide /home/u/.cache2/hf/token", nodes);
+    let reason = reason(&plan.weakened, Guarantee::HiddenSurvivesReplacement);
+    assert!(reason.starts_with("/disk/cache/hf/token becomes visible"), "{reason}");
+}
+
+#[test]
+fn the_private_home_stands_in_front_of_a_grant_around_it() {
+    let plan = plan("read /home read /home/u/.rustup hide /home/u/.ssh", "/home/v/");
+    assert_eq!(at(&plan, "/home/v"), Shown::Read);
+    assert_eq!(at(&plan, "/home/u/.aws"), Shown::Nothing);
+    assert_eq!(at(&plan, "/home/u/.rustup"), Shown::Read);
+    assert!(!plan.mounts.iter().any(|step| matches!(step, MountStep::Mask { .. })), "nothing to hide in a private home");
+}
+
+#[test]
+fn a_home_behind_a_symlink_is_made_where_it_is() {
+    // As on image-based systems, where /home leads to /var/home.
+    let world = World::default().with("/home -> var/home /var/home/u/ws/ /usr/bin/ /tmp/ /run/ /var/tmp/");
+    let plan = compiled(&policy("read /usr"), &world, Tier::Namespaces).unwrap();
+    check_steps(&plan, &world).unwrap();
+    assert!(
+        plan.mounts.iter().any(|step| matches!(step, MountStep::Private { target, mode: 0o700, .. } if target == "/var/home/u"))
+    );
+    assert_eq!(follow(&plan, &world, Path::new("/home/u/ws")).as_deref(), Some(Path::new("/var/home/u/ws")));
+    assert_eq!(plan.cwd, Path::new("/var/home/u/ws"));
+}
+
+#[test]
+fn homes_that_cannot_be_made_are_left_out() {
+    for home in ["/", "/dev/null", "/proc/1", "/etc/absent", "/bin/absent", "/usr/bin/tool", "/usr/bin/tool/below"] {
+        for mode in [HomeMode::Private, HomeMode::Hidden] {
+            let mut policy = policy("read /usr read /bin read /etc");
+            policy.home = hermes_profiles::Home { dir: Some(home.into()), mode };
+            let world = machine().with("/usr/bin/tool");
+            let plan = compiled(&policy, &world, Tier::Namespaces).unwrap();
+            check_steps(&plan, &world).unwrap_or_else(|error| panic!("{home}: {error}"));
+            assert_eq!(at(&plan, "/usr/bin/tool"), Shown::Read, "{home}");
+        }
+    }
+}
+
+#[test]
+fn what_the_sandbox_makes_itself_cannot_be_granted() {
+    let nodes = "/dev/disk/ /dev/mine -> /data/x /data/x/";
+    assert_eq!(error("read /", nodes), "/ (--test) cannot be granted: the sandbox has a / of its own");
+    assert_eq!(error("read /dev/disk", nodes), "/dev/disk (--test) cannot be granted: the sandbox has a /dev of its own");
+    assert_eq!(error("read /dev/mine", nodes), "/dev/mine (--test) cannot be granted: the sandbox has a /dev of its own");
+    plan("read ?/ read ?/dev/disk read ?/dev/mine read ?/proc/1", nodes);
+}
+
+#[test]
+fn nothing_is_made_in_a_granted_run() {
+    assert_eq!(at(&plan("read /run read /var read /tmp", ""), "/run/user"), Shown::Read);
+}
+
+#[test]
+fn what_is_mounted_in_a_writable_tree_cannot_be_moved() {
+    let plan = plan("write /data read /data/a/b/rules hide /data/c/secret", "/data/a/b/rules/ /data/c/secret");
+    let pins: Vec<&Path> =
+        plan.mounts.iter().filter(|step| matches!(step, MountStep::Pin { .. })).map(MountStep::target).collect();
+    assert_eq!(pins, ["/data/a", "/data/c", "/data/a/b"].map(Path::new));
+}
+
+#[test]
+fn named_sockets_are_there_unless_hidden_or_behind_a_hostile_symlink() {
+    let nodes = "/run/agent= /home/u/.gnupg/s= /home/u/ws/l -> /run/bus /run/bus= /home/u/ws/inner= /run/dir/";
+    let mut policy = policy("hide /home/u/.gnupg");
+    let named = ["/run/agent", "/home/u/.gnupg/s", "/home/u/ws/l", "/home/u/ws/inner", "/run/dir", "/run/later"];
+    policy.unix.connect = named.map(Into::into).into();
+    let world = machine().with(nodes);
+    let plan = compiled(&policy, &world, Tier::Namespaces).unwrap();
+    assert_eq!(plan.unix_connect, ["/run/agent", "/home/u/ws/inner", "/run/later"].map(Path::new));
+    assert_eq!(shown(&plan, Path::new("/run/agent")), Shown::Read);
+    assert_eq!(shown(&plan, Path::new("/home/u/ws/inner")), Shown::Write);
+    for path in ["/home/u/.gnupg/s", "/run/bus", "/run/dir"] {
+        assert_eq!(shown(&plan, Path::new(path)), Shown::Nothing, "{path}");
+    }
+}
+
+#[test]
+fn landlock_alone_names_what_it_cannot_take_out_of_a_tree() {
+    let landlock = |rules: &str, nodes: &str| compiled(&policy(rules), &machine().with(nodes), Tier::Landlock).unwrap();
+    let kept = landlock("write /data read /data/rules", "/data/rules/");
+    assert_eq!(reason(&kept.lost, Guarantee::FilesWriteConfined), "Landlock cannot take /data/rules out of a writable tree");
+    // A cache with a credential in it is not granted; in a writable tree that would make it writable.
+    let cache = landlock("copy ?/data hide /data/token", "/data/token");
+    assert_eq!((at(&cache, "/data"), reason(&cache.lost, Guarantee::FilesHidden)), (Shown::Nothing, ""));
+    let cache = landlock("write /data copy ?/data/cache hide /data/cache/token", "/data/cache/token");
+    assert!(!reason(&cache.lost, Guarantee::FilesHidden).is_empty());
+    assert!(!reason(&cache.lost, Guarantee::FilesWriteConfined).is_empty());
+    // Only what the policy can do without is left out.
+    let asked = landlock("copy /data hide /data/token", "/data/token");
+    assert!(!reason(&asked.lost, Guarantee::FilesHidden).is_empty());
+}
+
+#[test]
+fn without_seccomp_landlock_alone_confines_no_sockets() {
+    let policy = policy("");
+    let host = Host { seccomp: super::hosts::fails(crate::step::Step::Seccomp, Errno::EINVAL), ..baseline() };
+    let choices = Choices { tier: Some(Tier::Landlock), ..Choices::default() };
+    let plan = compile(&policy, &host, &machine().survey(&policy), choices).unwrap();
+    for guarantee in [Guarantee::NetworkMediated, Guarantee::UnixSocketsConfined, Guarantee::IpcPrivate] {
+        assert!(!reason(&plan.lost, guarantee).is_empty(), "{guarantee}");
+    }
+}
+
+#[test]
+fn without_namespaces_the_other_tier_is_taken_or_pointed_to() {
+    let plan = |abi: u32, uid: u32| {
+        let mut policy = policy("");
+        let preferred = super::world::builtin("agent").preferred;
+        policy.preferred = preferred;
+        let host = Host { landlock_abi: abi, uid, ..without_userns(UsernsCause::AppArmor, Errno::EACCES) };
+        compile(&policy, &host, &machine().survey(&policy), Choices::default()).unwrap()
+    };
+    assert_eq!(plan(6, 1000).tier, Tier::Landlock);
+    let hint = |plan: &Plan| plan.fatal().next().unwrap().remedy.clone();
+    assert_eq!(plan(5, 1000).tier, Tier::Namespaces);
+    assert!(hint(&plan(5, 1000)).ends_with("; or see what `--tier landlock` needs, which loses signals-confined"));
+    assert!(hint(&plan(7, 0)).ends_with("; or see what `--tier landlock` needs, which loses files-write-confined"));
+}
+
+#[test]
+fn an_accepted_loss_of_notifications_starts_without_them() {
+    let mut policy = policy("");
+    policy.accepted.insert(Guarantee::UnixSocketsConfined);
+    let host = Host { notify: super::hosts::fails(crate::step::Step::Broker, Errno::EBUSY), ..baseline() };
+    let plan = compile(&policy, &host, &machine().survey(&policy), Choices::default()).unwrap();
+    assert!(!plan.seccomp.notify_connect && plan.fatal().next().is_none());
+}
+
+#[test]
+fn the_smaller_memory_limit_counts() {
+    let memory = |memory, memory_percent| {
+        let policy = Policy { limits: Limits { memory, memory_percent, ..Limits::default() }, ..policy("") };
+        compiled(&policy, &machine(), Tier::Namespaces).unwrap().limits.memory
+    };
+    assert_eq!(memory(Some(1 << 30), Some(50)), Some(1 << 30));
+    assert_eq!(memory(Some(1 << 40), Some(50)), Some((16 << 30) / 100 * 50));
+    assert_eq!(memory(None, None), None);
+}
+
+#[test]
+fn without_network_there_is_none() {
+    for network in [Network::Off, Network::Routes(Vec::new())] {
+        let policy = Policy { network, ..policy("") };
+        let plan = compiled(&policy, &machine(), Tier::Landlock).unwrap();
+        assert!(!plan.seccomp.inet_sockets && plan.landlock.unwrap().deny_tcp);
+    }
+}

@@ -112,8 +112,11 @@ pub(super) fn check_steps(plan: &Plan, world: &World) -> Result<(), String> {
             before.iter().rfind(outer)
         };
         // A directory that can be renamed takes along what is mounted below it.
+        let lessens =
+            matches!(step, MountStep::Mask { .. } | MountStep::Overlay { .. } | MountStep::Bind { writable: false, .. });
         for parent in target.ancestors().skip(1) {
             if let Some(MountStep::Bind { writable: true, target: tree, .. }) = around(parent)
+                && lessens
                 && parent != tree
                 && !before.iter().any(|pin| pin.target() == parent)
             {

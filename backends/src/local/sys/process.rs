@@ -383,7 +383,13 @@ unsafe fn exec(child: &mut JobChild<'_>) -> Failure {
         unsafe { libc::syscall(libc::SYS_execve, candidate.as_ptr(), child.argv.as_ptr(), child.envp.as_ptr()) };
         match Errno::last() {
             Errno::ENOENT | Errno::ENOTDIR => {}
-            Errno::EACCES => errno = Errno::EACCES,
+            // Only what can be seen counts: a directory of PATH that may not be searched holds nothing for this user.
+            // SAFETY: a valid string.
+            Errno::EACCES => {
+                if unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, candidate.as_ptr(), libc::F_OK) } == 0 {
+                    errno = Errno::EACCES;
+                }
+            }
             Errno::ENOEXEC => {
                 child.script[1] = candidate.as_ptr();
                 // SAFETY: as above.
