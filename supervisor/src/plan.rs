@@ -252,7 +252,7 @@ mod tests {
             "made of     namespaces, mounts, seccomp\n",
             "runs as     uid 1000, gid 1000\n",
             "  hidden   /home/u/ws/s.env\n  write    /home/u/ws\\x1b\n  link     /lib              to usr/lib\n",
-            "  private  /tmp              1 GiB\n",
+            "  scratch    1 GiB    all that it writes in memory, but /dev/shm\n",
             "  memory     1.5 GiB  by watching and killing\n",
             "  timeout    1.5 s    then status 124\n",
             "  goes in    PATH\n",
