@@ -28,6 +28,10 @@ use crate::terminal::{Relay, Typed};
 
 /// The only job of a `run`.
 const JOB: u32 = 1;
+/// How long init may take to obey; then it is killed, and the kernel kills everything with it.
+const UNANSWERED: Duration = Duration::from_secs(5);
+/// How long a start may take.
+const START: Duration = Duration::from_secs(60);
 /// Time between Ctrl-Z and the stop.
 const TIDY: Duration = Duration::from_millis(100);
 /// A second Ctrl-C within this time kills.
@@ -105,9 +109,7 @@ pub(crate) fn run(
         suspend: None,
         timed_out: false,
     };
-    if let Some(timeout) = plan.limits.timeout {
-        session.deadline = Some((Instant::now() + Duration::from_millis(timeout), Due::Timeout));
-    }
+    session.deadline = Some((Instant::now() + START, Due::Abandon));
     let status = session.wait()?;
     if cgroups.is_empty() {
         session.sandbox.release();
@@ -166,6 +168,8 @@ enum Due {
     Timeout,
     /// The grace after a SIGTERM or SIGHUP is over.
     Kill,
+    /// Init has not answered.
+    Abandon,
 }
 
 struct Session<'a> {
@@ -255,6 +259,8 @@ impl Session<'_> {
             Some((Answer::SetupFailed(error) | Answer::StartFailed { error, .. }, _)) => Err(failed(&error, self.command)),
             Some((Answer::Started { job }, _)) => {
                 self.leader = self.relay.as_ref().and_then(Relay::foreground);
+                let timeout = self.plan.limits.timeout.map(Duration::from_millis);
+                self.deadline = timeout.map(|timeout| (Instant::now() + timeout, Due::Timeout));
                 if self.log.wanted() {
                     let argv = self.command.iter().map(|arg| ospath::escaped_bytes(arg.as_bytes())).collect();
                     self.log.write(&Event::JobStart { job, argv, cwd: output::path(&self.plan.cwd) })?;
@@ -365,12 +371,13 @@ impl Session<'_> {
 
     fn kill_later(&mut self) {
         let at = Instant::now() + Duration::from_millis(self.plan.limits.grace);
-        if self.deadline.is_none_or(|(_, due)| due == Due::Timeout) {
+        if self.deadline.is_none_or(|(_, due)| due != Due::Kill) {
             self.deadline = Some((at, Due::Kill));
         }
     }
 
-    fn kill(&self) -> Result<(), Error> {
+    fn kill(&mut self) -> Result<(), Error> {
+        self.deadline = Some((Instant::now() + UNANSWERED, Due::Abandon));
         self.sandbox.request(&Request::Kill { job: JOB }, &[]).map_err(|error| failed(&error, self.command))
     }
 
@@ -385,6 +392,10 @@ impl Session<'_> {
                 self.deadline = None;
                 match due {
                     Due::Kill => self.kill(),
+                    Due::Abandon => {
+                        self.sandbox.kill();
+                        Ok(())
+                    }
                     Due::Timeout => {
                         self.timed_out = true;
                         output::complain("the command's time is up (--limit timeout), so it was stopped");
@@ -403,6 +414,11 @@ impl Session<'_> {
 fn failed(error: &StepError, command: &[OsString]) -> Error {
     let program = command.first().map(|program| ospath::escaped_bytes(program.as_bytes())).unwrap_or_default();
     match (error.step, error.errno()) {
+        (Step::Exec, Errno::ENOENT) if interpreter(command).is_some() => {
+            let interpreter = interpreter(command).unwrap_or_default();
+            Error::new(Kind::NotFound, format!("{program}: its interpreter {interpreter} is not in the sandbox"))
+                .hint("correct the #! line, or grant the interpreter with --ro")
+        }
         (Step::Exec, Errno::ENOENT | Errno::ENOTDIR) => {
             Error::new(Kind::NotFound, format!("{program}: command not found in the sandbox"))
                 .hint("it is looked for in PATH and in what the policy grants; `--ro DIR` grants a directory")
@@ -417,4 +433,18 @@ fn failed(error: &StepError, command: &[OsString]) -> Error {
             .hint("`hermes-sandbox doctor` says what this machine cannot do and how to change that"),
         _ => Error::setup(error.to_string()),
     }
+}
+
+/// What the `#!` line of a command names, when the command is given by a path and is a script.
+fn interpreter(command: &[OsString]) -> Option<String> {
+    use std::io::Read;
+    let program = command.first().filter(|program| program.as_bytes().contains(&b'/'))?;
+    // Looked at before it is opened: a FIFO would wait for a writer.
+    std::fs::metadata(program).ok().filter(std::fs::Metadata::is_file)?;
+    let file = std::fs::File::open(program).ok()?;
+    let mut start = Vec::new();
+    file.take(256).read_to_end(&mut start).ok()?;
+    let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let name = line.trim_ascii().split(u8::is_ascii_whitespace).next()?;
+    Some(ospath::escaped_bytes(name))
 }

@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
-use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, pthread_sigmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
@@ -85,6 +85,9 @@ fn set_up(setup: &Setup, mut fds: Vec<OwnedFd>) -> Result<Init, StepError> {
     // The modes in the plan are what is meant; jobs get the caller's mask.
     umask(Mode::empty());
     if let Some(processes) = setup.processes {
+        // Never above what the caller may have: only CAP_SYS_RESOURCE raises a hard limit (getrlimit(2)).
+        let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).at(Step::Limits)?;
+        let processes = processes.min(hard);
         setrlimit(Resource::RLIMIT_NPROC, processes, processes).at(Step::Limits)?;
     }
     let blocked = SigSet::all();

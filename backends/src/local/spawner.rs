@@ -16,6 +16,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, dup2_stdin, getpid, getppid};
@@ -206,15 +207,14 @@ fn start(spawn: &Spawn, stdio: &[OwnedFd], sibling: bool) -> Answer {
         .collect::<Result<_, _>>()?;
     let [input, output, error] = above.as_slice() else { return Err(StepError::new(Step::Message, Errno::EBADMSG)) };
     let terminal = spawn.stdio.iter().position(|kind| *kind == crate::wire::Stdio::Terminal);
-    let same = |value: u64| libc::rlimit { rlim_cur: value, rlim_max: value };
-    let limits: Vec<(libc::c_int, libc::rlimit)> = [
-        (libc::RLIMIT_NOFILE as libc::c_int, spawn.open_files),
-        (libc::RLIMIT_FSIZE as libc::c_int, spawn.file_size),
-        (libc::RLIMIT_CORE as libc::c_int, Some(0)),
+    let limits = [
+        (Resource::RLIMIT_NOFILE, spawn.open_files),
+        (Resource::RLIMIT_FSIZE, spawn.file_size),
+        (Resource::RLIMIT_CORE, Some(0)),
     ]
     .into_iter()
-    .filter_map(|(resource, value)| value.map(|value| (resource, same(value))))
-    .collect();
+    .filter_map(|(resource, value)| value.map(|value| limit(resource, value)))
+    .collect::<Result<Vec<_>, _>>()?;
     let cwd = CString::new(spawn.cwd.as_slice()).map_err(|_| StepError::new(Step::Message, Errno::EINVAL))?;
     let spec = JobSpec {
         candidates: &strings(&spawn.candidates)?,
@@ -232,6 +232,13 @@ fn start(spawn: &Spawn, stdio: &[OwnedFd], sibling: bool) -> Answer {
         Step::Exec => StepError { step, subject: spawn.args.first().map(|arg| path(arg)), errno: errno as i32 },
         _ => StepError::new(step, errno),
     })
+}
+
+/// A resource limit, never above the caller's own.
+fn limit(resource: Resource, value: u64) -> Result<(libc::c_int, libc::rlimit), StepError> {
+    let (_, hard) = getrlimit(resource).at(Step::Limits)?;
+    let value = value.min(hard);
+    Ok((resource as libc::c_int, libc::rlimit { rlim_cur: value, rlim_max: value }))
 }
 
 fn path(bytes: &[u8]) -> std::path::PathBuf {

@@ -149,7 +149,14 @@ fn private_directory(path: &Path) -> Result<OwnedFd, Errno> {
     if ours_alone(&fstat(&directory)?, SFlag::S_IFDIR) { Ok(directory) } else { Err(Errno::EPERM) }
 }
 
+/// Makes the directory and at most the one around it (`~/.cache`), in a home that is there and ours: a wrong HOME gets no
+/// directories made.
 fn make_directory(path: &Path) -> Result<OwnedFd, Errno> {
+    let around = path.parent().and_then(|parent| if parent.exists() { Some(parent) } else { parent.parent() });
+    let around = around.filter(|around| around.parent().is_some()).ok_or(Errno::ENOENT)?;
+    if stat(around)?.st_uid != geteuid().as_raw() {
+        return Err(Errno::EPERM);
+    }
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))?;
     private_directory(path)
