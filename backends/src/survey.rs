@@ -122,7 +122,11 @@ const LONGEST_LIST: usize = 1000;
 
 fn names_in(hub: &Path) -> Option<BTreeSet<OsString>> {
     let mut names = BTreeSet::new();
-    for entry in std::fs::read_dir(hub).ok()? {
+    let entries = match std::fs::read_dir(hub) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Some(names),
+        entries => entries.ok()?,
+    };
+    for entry in entries {
         names.insert(entry.ok()?.file_name());
         if names.len() > LONGEST_LIST {
             return None;
@@ -288,6 +292,22 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    #[test]
+    fn a_hub_is_listed_once_and_says_what_is_absent() {
+        let dir = tempfile::tempdir().unwrap();
+        let hub = dir.path().canonicalize().unwrap();
+        std::fs::create_dir(hub.join("there")).unwrap();
+        std::fs::write(hub.join("there/file"), "").unwrap();
+        let paths: Vec<PathBuf> =
+            ["there", "there/file", "there/none", "none", "none/deeper"].iter().map(|p| hub.join(p)).collect();
+        let with = survey(paths.iter().map(PathBuf::as_path), &[hub.clone(), hub.join("none")]);
+        let without = survey(paths.iter().map(PathBuf::as_path), &[]);
+        assert_eq!(with, without);
+        assert_eq!(below(&hub, &hub.join("none/deeper")), Some(OsStr::new("none")));
+        assert_eq!(below(&hub, &hub), None);
+        assert!(names_in(&hub.join("none")).unwrap().is_empty());
+    }
 
     fn real_and_links(found: &Found) -> (PathBuf, Vec<(PathBuf, PathBuf)>) {
         match found {

@@ -43,7 +43,7 @@ pub(crate) fn measure_now() -> Host {
 pub(crate) fn survey(policy: &Policy) -> Survey {
     // Most rules name credentials and caches that this home does not have.
     let hubs: Vec<PathBuf> = match &policy.home.dir {
-        Some(home) => ["", ".config", ".cache", ".local/share"].iter().map(|below| home.join(below)).collect(),
+        Some(home) => [".config", ".cache", ".local/share"].iter().map(|below| home.join(below)).chain([home.clone()]).collect(),
         None => Vec::new(),
     };
     hermes_backends::survey::survey(paths_of(policy), &hubs)
