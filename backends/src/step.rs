@@ -52,8 +52,6 @@ pub enum Step {
     Pivot,
     /// Bring up the loopback interface.
     Loopback,
-    /// Set the host name.
-    HostName,
     /// Set resource limits.
     Limits,
     /// Join the control group.
@@ -102,7 +100,6 @@ impl Step {
             Self::Devices => "build /dev",
             Self::Pivot => "change to the new root",
             Self::Loopback => "bring up the loopback interface",
-            Self::HostName => "set the host name",
             Self::Limits => "set resource limits",
             Self::Cgroup => "join the control group",
             Self::Landlock => "enforce Landlock",
