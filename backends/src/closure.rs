@@ -75,6 +75,9 @@ pub struct Refused {
     pub target: PathBuf,
 }
 
+/// Where programs are looked for when there is no PATH.
+pub const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+
 /// The kernel follows this many interpreters, binfmt's `recursion` limit.
 const DEEPEST: usize = 5;
 
@@ -102,7 +105,7 @@ fn search(command: &OsStr, path_var: Option<&OsStr>, cwd: &Path) -> Result<PathB
         };
     }
     let mut denied = None;
-    let path_var = path_var.unwrap_or(OsStr::new("/usr/local/bin:/usr/bin:/bin"));
+    let path_var = path_var.unwrap_or(OsStr::new(DEFAULT_PATH));
     // An empty entry is the working directory: `join` with "" gives just that.
     for directory in std::env::split_paths(path_var) {
         let path = cwd.join(directory).join(command);

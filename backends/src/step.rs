@@ -160,6 +160,11 @@ impl fmt::Display for StepError {
 
 impl std::error::Error for StepError {}
 
+/// The kernel's answer behind an error of the standard library; EIO when it was not the kernel that refused.
+pub(crate) fn errno_of(error: std::io::Error) -> Errno {
+    Errno::from_raw(error.raw_os_error().unwrap_or(Errno::EIO as i32))
+}
+
 /// Adds the step to a system call's result.
 pub trait At<T> {
     /// Names the step.
