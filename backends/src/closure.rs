@@ -64,8 +64,6 @@ pub enum Reason {
     Environment,
     /// The installation that a program belongs to.
     Installation,
-    /// A directory of the search path.
-    SearchPath,
 }
 
 /// A pointer that was not followed.
@@ -76,6 +74,9 @@ pub struct Refused {
     /// Where it points.
     pub target: PathBuf,
 }
+
+/// Where programs are looked for when there is no PATH.
+pub const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// The kernel follows this many interpreters, binfmt's `recursion` limit.
 const DEEPEST: usize = 5;
@@ -91,32 +92,6 @@ pub fn closure(command: &OsStr, path_var: Option<&OsStr>, cwd: &Path, ground: &G
     Closure { program, grants: walk.closure.grants, refused: walk.closure.refused }
 }
 
-/// Read-only grants for the directories of a search path: those in home above all, with the installations that belong
-/// to them. Directories that the sandbox may write are left out, and so is home itself.
-pub fn search_path(path_var: &OsStr, ground: &Ground<'_>) -> Vec<Grant> {
-    let mut walk = Walk {
-        path_var: Some(path_var),
-        cwd: Path::new("/"),
-        ground,
-        resolver: Resolver::default(),
-        seen: BTreeSet::new(),
-        closure: Gathered::default(),
-    };
-    for directory in std::env::split_paths(path_var).filter(|directory| directory.is_absolute()) {
-        if !(ground.trusted)(&directory) || ground.is_broad(&directory) {
-            continue;
-        }
-        if let Found::Present { real, kind: Kind::Directory, links, .. } = walk.resolver.find(&directory) {
-            if !(ground.trusted)(&real) || ground.is_broad(&real) {
-                continue;
-            }
-            walk.grant(&directory, &real, &links, Reason::SearchPath);
-            walk.installation(&real.join("*"), true);
-        }
-    }
-    walk.closure.grants
-}
-
 fn search(command: &OsStr, path_var: Option<&OsStr>, cwd: &Path) -> Result<PathBuf, Missing> {
     if command.is_empty() {
         return Err(Missing::NotFound);
@@ -130,7 +105,7 @@ fn search(command: &OsStr, path_var: Option<&OsStr>, cwd: &Path) -> Result<PathB
         };
     }
     let mut denied = None;
-    let path_var = path_var.unwrap_or(OsStr::new("/usr/local/bin:/usr/bin:/bin"));
+    let path_var = path_var.unwrap_or(OsStr::new(DEFAULT_PATH));
     // An empty entry is the working directory: `join` with "" gives just that.
     for directory in std::env::split_paths(path_var) {
         let path = cwd.join(directory).join(command);

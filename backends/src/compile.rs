@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use hermes_profiles::{Guarantee, Limits, Network, Origin, Policy, ospath};
 
-use crate::host::{CgroupAccess, Host};
+use crate::host::Host;
 use crate::local::landlock::KNOWN_ABI;
 use crate::plan::{Enforcer, Identity, LandlockPlan, LimitsPlan, NetworkPlan, PathRights, PathRule, Plan, SeccompPlan, Tier};
 use crate::survey::Survey;
@@ -220,19 +220,7 @@ fn landlock(abi: u32, tier: Tier, network: NetworkPlan, paths: Vec<PathRule>) ->
 fn limits(limits: &Limits, host: &Host, tier: Tier) -> LimitsPlan {
     let share = limits.memory_percent.map(|percent| host.memory / 100 * u64::from(percent));
     let memory = limits.memory.into_iter().chain(share).min();
-    let group = |controller: &str| match &host.cgroup {
-        CgroupAccess::None => None,
-        CgroupAccess::V2 { controllers, .. } => controllers.iter().any(|c| c == controller).then_some(Enforcer::Cgroup),
-        CgroupAccess::V1 { memory, pids, cpu } => {
-            let has = match controller {
-                "memory" => memory.is_some(),
-                "pids" => pids.is_some(),
-                _ => cpu.is_some(),
-            };
-            has.then_some(Enforcer::Cgroup)
-        }
-        CgroupAccess::Systemd => None,
-    };
+    let group = |controller| host.cgroup.has(controller).then_some(Enforcer::Cgroup);
     let processes_by = match limits.processes {
         None => Enforcer::Nothing,
         Some(_) => group("pids").unwrap_or(if tier == Tier::Namespaces && host.processes_per_userns {

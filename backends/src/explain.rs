@@ -107,7 +107,7 @@ impl Answer {
 /// Can `path` (absolute, as the host has it) be read and written inside? `survey` should know `path` and the paths of
 /// the policy; symlinks that it does not know are not seen through.
 pub fn explain_path(policy: &Policy, plan: &Plan, survey: &Survey, path: &Path) -> Answer {
-    let real = real_path(survey, path);
+    let real = survey.real(path);
     let rule = deciding_rule(policy, survey, path, real);
     let wish = rule.map(|rule| rule.access);
     let sight = sight(plan, real);
@@ -250,8 +250,8 @@ fn call_words(verdict: &seccomp::Verdict) -> String {
 /// The option of a profile that changes the answer.
 fn opening(plan: &SeccompPlan, arch: Arch, name: &str, now: &seccomp::Answer) -> String {
     let options = [
-        ("nested_sandbox", SeccompPlan { nested_sandbox: true, ..plan.clone() }),
-        ("unix_datagram", SeccompPlan { unix_datagram: true, ..plan.clone() }),
+        ("nested-sandbox", SeccompPlan { nested_sandbox: true, ..plan.clone() }),
+        ("unix-datagram", SeccompPlan { unix_datagram: true, ..plan.clone() }),
     ];
     options
         .iter()
@@ -387,20 +387,13 @@ fn loss(plan: &Plan, guarantees: &[Guarantee]) -> Option<String> {
         .map(|lost| format!("{}: {}", lost.guarantee, lost.reason))
 }
 
-fn real_path<'a>(survey: &'a Survey, path: &'a Path) -> &'a Path {
-    match survey.get(path) {
-        Found::Present { real, .. } => real,
-        _ => path,
-    }
-}
-
 /// As [`Policy::rule_for`], seeing through the symlinks that the survey knows.
 fn deciding_rule<'a>(policy: &'a Policy, survey: &Survey, path: &Path, real: &Path) -> Option<&'a FileRule> {
     policy
         .files
         .iter()
         .filter_map(|rule| {
-            let place = real_path(survey, &rule.path);
+            let place = survey.real(&rule.path);
             let lexical = path.starts_with(&rule.path).then(|| rule.path.components().count());
             let actual = real.starts_with(place).then(|| place.components().count());
             Some((rule, lexical.max(actual)?))
@@ -410,7 +403,7 @@ fn deciding_rule<'a>(policy: &'a Policy, survey: &Survey, path: &Path, real: &Pa
 }
 
 fn rule_words(survey: &Survey, rule: &FileRule) -> String {
-    let real = real_path(survey, &rule.path);
+    let real = survey.real(&rule.path);
     let leads = if real == rule.path { String::new() } else { format!(", which leads to {}", ospath::escaped(real)) };
     format!("{} {}{leads}", access_word(rule.access), ospath::escaped(&rule.path))
 }
@@ -448,5 +441,4 @@ fn is_loopback(host: &str) -> bool {
 }
 
 #[cfg(test)]
-#[path = "explain_tests.rs"]
 mod tests;

@@ -75,6 +75,19 @@ pub enum CgroupAccess {
     Systemd,
 }
 
+impl CgroupAccess {
+    /// Can `controller` (`memory`, `pids` or `cpu`) hold a limit there?
+    pub fn has(&self, controller: &str) -> bool {
+        match self {
+            Self::V2 { controllers, .. } => controllers.iter().any(|known| known == controller),
+            Self::V1 { memory, pids, cpu } => {
+                [("memory", memory), ("pids", pids), ("cpu", cpu)].iter().any(|(name, at)| *name == controller && at.is_some())
+            }
+            Self::None | Self::Systemd => false,
+        }
+    }
+}
+
 /// What this machine can enforce for this user.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Host {

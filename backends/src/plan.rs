@@ -303,8 +303,6 @@ pub enum Enforcer {
     Nothing,
     /// A control group.
     Cgroup,
-    /// The user's systemd manager.
-    Systemd,
     /// RLIMIT_NPROC in the own user namespace.
     Rlimit,
     /// Init adds up what /proc says and kills.

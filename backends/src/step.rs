@@ -52,8 +52,6 @@ pub enum Step {
     Pivot,
     /// Bring up the loopback interface.
     Loopback,
-    /// Set the host name.
-    HostName,
     /// Set resource limits.
     Limits,
     /// Join the control group.
@@ -102,7 +100,6 @@ impl Step {
             Self::Devices => "build /dev",
             Self::Pivot => "change to the new root",
             Self::Loopback => "bring up the loopback interface",
-            Self::HostName => "set the host name",
             Self::Limits => "set resource limits",
             Self::Cgroup => "join the control group",
             Self::Landlock => "enforce Landlock",
@@ -162,6 +159,11 @@ impl fmt::Display for StepError {
 }
 
 impl std::error::Error for StepError {}
+
+/// The kernel's answer behind an error of the standard library; EIO when it was not the kernel that refused.
+pub(crate) fn errno_of(error: std::io::Error) -> Errno {
+    Errno::from_raw(error.raw_os_error().unwrap_or(Errno::EIO as i32))
+}
 
 /// Adds the step to a system call's result.
 pub trait At<T> {

@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use hermes_profiles::ospath;
+use hermes_profiles::paths::normalise;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2, readlink};
 use nix::sys::stat::{FileStat, SFlag, fstat, lstat};
@@ -80,6 +81,14 @@ impl Survey {
     /// What is known of `path`; `Absent` when it was not asked for.
     pub fn get(&self, path: &Path) -> &Found {
         self.facts.get(path.as_os_str()).unwrap_or(&Found::Absent)
+    }
+
+    /// `path` free of symlinks, as far as it is known.
+    pub fn real<'a>(&'a self, path: &'a Path) -> &'a Path {
+        match self.get(path) {
+            Found::Present { real, .. } => real,
+            _ => path,
+        }
     }
 
     /// Records a fact.
@@ -167,7 +176,8 @@ impl Resolver {
             return Found::Unreadable(Errno::EINVAL as i32);
         }
         match look(path) {
-            Ok(stat) => present(normal(path), &stat, Vec::new()),
+            // No symlink is crossed, so the text alone tells.
+            Ok(stat) => present(normalise(path), &stat, Vec::new()),
             Err(Errno::ELOOP | Errno::ENOSYS | Errno::EPERM) => self.walk(path),
             Err(errno) => missing(errno),
         }
@@ -243,21 +253,6 @@ fn reversed(path: &Path) -> Vec<OsString> {
     let mut names: Vec<OsString> = names.collect();
     names.reverse();
     names
-}
-
-/// `path` without `.`, `..` and doubled slashes; right only where no symlink is crossed.
-fn normal(path: &Path) -> PathBuf {
-    let mut normal = PathBuf::with_capacity(path.as_os_str().len());
-    for component in path.components() {
-        match component {
-            Component::ParentDir => {
-                normal.pop();
-            }
-            Component::CurDir => {}
-            component => normal.push(component),
-        }
-    }
-    normal
 }
 
 /// ELOOP when there is a symlink anywhere in `path`, its end included.

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::local::sys::fd::received;
 use crate::plan::{LandlockPlan, MountStep, NetworkPlan, Tier};
-use crate::step::StepError;
+use crate::step::{StepError, errno_of};
 
 /// Longest datagram, in bytes; longer messages go by memory file. Well below the default socket buffer (212992).
 const INLINE: usize = 48 * 1024;
@@ -304,10 +304,6 @@ fn read_sealed(fd: OwnedFd) -> Result<Vec<u8>, Errno> {
     let mut bytes = Vec::with_capacity(length as usize);
     file.read_to_end(&mut bytes).map_err(errno_of)?;
     Ok(bytes)
-}
-
-fn errno_of(error: io::Error) -> Errno {
-    Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! Policy as data.
 //!
-//! This room owns what is allowed: types, TOML, includes, merging, flags, environment rules and the answers of
-//! `explain`. It refuses to know what the machine can enforce: it makes no system call but through the
-//! [`Files`] it is handed, and has no unsafe code.
+//! This room owns what is allowed: types, TOML, includes, merging, flags and environment rules. It refuses to know what the
+//! machine can enforce: it makes no system call but through the [`Files`] it is handed, and has no unsafe code.
 //!
 //! The way through it: a [`Request`] names a profile, flags and the caller; [`resolve`] loads the [`profile`] with its
 //! includes, merges, expands [`paths`], lets the [`project`] take away, and returns a [`Policy`];
@@ -12,7 +11,6 @@ pub mod builtin;
 mod config;
 pub mod environment;
 mod error;
-pub mod explain;
 pub mod layer;
 mod merge;
 pub mod ospath;

@@ -249,7 +249,13 @@ pub(crate) fn settle(mut files: Vec<Ranked>) -> Result<Vec<FileRule>, PolicyErro
 }
 
 fn describe(rule: &FileRule) -> String {
-    format!("{} ({})", crate::explain::access(rule.access), rule.origin)
+    let access = match rule.access {
+        Access::Hidden => "hidden",
+        Access::Read => "read-only",
+        Access::Write => "writable",
+        Access::Overlay => "copy-on-write",
+    };
+    format!("{access} ({})", rule.origin)
 }
 
 /// Directories of the system: who may write one of them, or a parent, owns the machine.

@@ -47,7 +47,7 @@ pub struct Policy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Access {
-    /// Not there, or there and unreadable.
+    /// Not there, or there and empty.
     Hidden,
     /// Read and execute.
     Read,
@@ -178,7 +178,7 @@ pub struct Limits {
     pub memory_percent: Option<u8>,
     /// Processes and threads of the whole tree.
     pub processes: Option<u64>,
-    /// Bytes for each of the sandbox's own file systems (/tmp, private home, copy-on-write layers).
+    /// Bytes for everything in memory that the sandbox may write (/tmp, private home, copy-on-write layers) but /dev/shm.
     pub scratch: Option<u64>,
     /// Bytes for /dev/shm.
     pub shm: Option<u64>,

@@ -1,6 +1,7 @@
 //! The seam to the backends: everything of theirs that this crate calls.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -21,7 +22,12 @@ use crate::prepare::Prepared;
 use crate::request;
 use crate::supervise;
 
-/// The first process of a sandbox; called before anything else, with `init` as the only argument.
+/// Does the first argument ask for [`init`]?
+pub(crate) fn is_init(argument: &OsStr) -> bool {
+    argument.as_bytes() == local::INIT_ARGUMENT.to_bytes()
+}
+
+/// The first process of a sandbox; called before anything else.
 pub(crate) fn init() -> ExitCode {
     ExitCode::from(local::init::main() as u8)
 }

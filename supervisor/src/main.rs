@@ -37,7 +37,7 @@ static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 fn main() -> ExitCode {
     // Init is this same program; it must not pay for anything below.
-    if std::env::args_os().nth(1).is_some_and(|name| name == "init") {
+    if std::env::args_os().nth(1).is_some_and(|name| engine::is_init(&name)) {
         return engine::init();
     }
     let status = start::refuse_borrowed_rights().and_then(|()| dispatch(std::env::args_os().collect()));

@@ -81,7 +81,6 @@ fn add_program(policy: &mut Policy, caller: &Caller, workspace: &Path, program: 
                 Reason::Interpreter => "interpreter of the command",
                 Reason::Environment => "virtual environment of the command",
                 Reason::Installation => "installation of the command",
-                Reason::SearchPath => "directory in PATH",
             };
             derived(grant.path, Access::Read, why)
         })

@@ -41,7 +41,7 @@ pub(crate) fn look() -> Result<[Descriptor; 3], Error> {
 fn judge(fd: BorrowedFd<'_>) -> Result<Descriptor, &'static str> {
     let stat = fstat(fd).map_err(|_| "closed")?;
     let flags = fcntl(fd, FcntlArg::F_GETFL).map_err(|_| "closed")?;
-    if flags & libc_o_path() != 0 {
+    if flags & OFlag::O_PATH.bits() != 0 {
         return Err("an O_PATH descriptor");
     }
     let opened = opened(flags);
@@ -71,10 +71,6 @@ fn opened(flags: i32) -> Opened {
     // Mode 3 neither reads nor writes (open(2)).
     let either = mode == OFlag::O_RDWR.bits();
     Opened { readable: either || mode == OFlag::O_RDONLY.bits(), writable: either || mode == OFlag::O_WRONLY.bits() }
-}
-
-fn libc_o_path() -> i32 {
-    OFlag::O_PATH.bits()
 }
 
 /// null, zero, full, random and urandom: major 1 (Documentation/admin-guide/devices.txt).

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::{Duration, Instant};
 
+use hermes_backends::closure::DEFAULT_PATH;
 use hermes_backends::local::{HandedFd, Sandbox};
 use hermes_backends::plan::Plan;
 use hermes_backends::step::{Step, StepError};
@@ -38,8 +39,6 @@ const TIDY: Duration = Duration::from_millis(100);
 const IMPATIENCE: Duration = Duration::from_secs(2);
 /// What `timeout` is answered with.
 const TIMED_OUT: u8 = 124;
-/// Where programs are looked for when the caller's environment has no PATH (as in glibc's `confstr(_CS_PATH)`).
-const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 const FORWARDED: &[Signal] = &[
     Signal::SIGINT,
@@ -71,8 +70,7 @@ pub(crate) fn run(
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signals = SignalFd::with_flags(&signals, flags).map_err(|errno| failed(&StepError::new(Step::Spawn, errno), command))?;
 
-    let own = [std::io::stdin().as_fd().as_fd(), std::io::stdout().as_fd(), std::io::stderr().as_fd()]
-        .map(|fd| fd.try_clone_to_owned());
+    let own = [std::io::stdin().as_fd(), std::io::stdout().as_fd(), std::io::stderr().as_fd()].map(|fd| fd.try_clone_to_owned());
     let mut fds = Vec::with_capacity(3);
     for fd in own {
         fds.push(fd.map_err(|e| Error::setup(format!("cannot copy a standard descriptor: {e}")))?);

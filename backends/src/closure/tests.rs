@@ -274,29 +274,3 @@ fn loops_end() {
     world.program("b", &format!("#!{}\n", a.display()));
     assert_eq!(world.granted(&world.of(a.to_str().unwrap(), "")), ["a", "b"]);
 }
-
-#[test]
-fn directories_of_the_search_path() {
-    let world = World::new();
-    for path in [
-        ".local/bin/x",
-        ".local/lib/x",
-        ".local/share/keyrings/x",
-        ".cargo/bin/cargo",
-        ".rustup/toolchains/x",
-        "work/bin/x",
-        "bin/x",
-    ] {
-        world.program(path, "");
-    }
-    let path: Vec<String> = [".local/bin", ".cargo/bin", "work/bin", "bin", "", "none", ".local/bin"]
-        .iter()
-        .map(|path| world.home.join(path).display().to_string())
-        .collect();
-    let work = world.home.join("work");
-    let ground =
-        Ground { home: Some(&world.home), trusted: &|path| !path.starts_with(&work), granted: &|path| path.starts_with("/usr") };
-    let grants = search_path(OsStr::new(&format!("/usr/bin:{}", path.join(":"))), &ground);
-    let closure = Closure { program: Err(Missing::NotFound), grants, refused: Vec::new() };
-    assert_eq!(world.granted(&closure), [".local/bin", ".local/lib", ".cargo/bin", ".rustup/toolchains", "bin"]);
-}

@@ -120,14 +120,6 @@ impl<'a> Index<'a> {
     }
 }
 
-/// The real path of a surveyed path, or itself.
-pub fn real(survey: &Survey, path: &Path) -> PathBuf {
-    match survey.get(path) {
-        Found::Present { real, .. } => real.clone(),
-        _ => path.to_owned(),
-    }
-}
-
 /// The paths that a survey must look at for [`super::compile`].
 pub fn paths_of(policy: &Policy) -> Vec<&Path> {
     let mut paths: Vec<&Path> = policy.files.iter().map(|rule| rule.path.as_path()).collect();
@@ -166,11 +158,11 @@ pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>, tier: Tier) 
         .collect();
 
     let rules = || policy.files.iter().chain([&workspace]).chain(&home);
-    let hidden: Vec<(PathBuf, &FileRule)> =
-        rules().filter(|rule| rule.access == Access::Hidden).map(|rule| (real(survey, &rule.path), rule)).collect();
-    let hidden_index = Index::new(hidden.iter().map(|(path, _)| path.as_path()));
+    let hidden: Vec<(&Path, &FileRule)> =
+        rules().filter(|rule| rule.access == Access::Hidden).map(|rule| (survey.real(&rule.path), rule)).collect();
+    let hidden_index = Index::new(hidden.iter().map(|(path, _)| *path));
 
-    let home_real = policy.home.dir.as_deref().map(|dir| real(survey, dir));
+    let home_real = policy.home.dir.as_deref().map(|dir| survey.real(dir));
     let mut wanted: Vec<Wanted<'_>> = Vec::new();
     for rule in rules().filter(|rule| rule.access != Access::Hidden) {
         let Some(found) = find(rule, survey)? else { continue };
@@ -180,7 +172,7 @@ pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>, tier: Tier) 
         }
         // The text of the path was judged when the policy was resolved; here is what it leads to.
         let through_links = !found.links.is_empty() && matches!(found.grant.access, Access::Write | Access::Overlay);
-        if through_links && !policy.allow_broad && is_broad(&found.grant.source.path, home_real.as_deref()) {
+        if through_links && !policy.allow_broad && is_broad(&found.grant.source.path, home_real) {
             let (path, origin, real) = (rule.path.clone(), rule.origin.clone(), found.grant.source.path);
             return Err(CompileError::TooBroad { path, origin, real });
         }
@@ -189,7 +181,7 @@ pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>, tier: Tier) 
             continue;
         };
         if let Some((path, by)) = hidden.iter().find(|(path, _)| is_workspace && covers(path, at)) {
-            let (workspace, path, origin) = (policy.workspace.clone(), path.clone(), by.origin.clone());
+            let (workspace, path, origin) = (policy.workspace.clone(), path.to_path_buf(), by.origin.clone());
             return Err(CompileError::WorkspaceHidden { workspace, path, origin });
         }
     }
@@ -228,7 +220,7 @@ pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>, tier: Tier) 
     view.cwd = match start {
         Some(cwd) => cwd.to_owned(),
         None if policy.workspace_access == Access::Hidden => PathBuf::from("/"),
-        None => real(survey, &policy.workspace),
+        None => survey.real(&policy.workspace).to_owned(),
     };
     Ok(view)
 }
@@ -321,14 +313,14 @@ fn home_links<'a>(policy: &'a Policy, survey: &'a Survey) -> &'a [Link] {
 fn own(policy: &Policy, survey: &Survey, view: &View) -> Vec<(PathBuf, u32, bool)> {
     let mut own: Vec<_> = OWN.iter().map(|(path, mode)| (PathBuf::from(path), *mode, true)).collect();
     let Some(dir) = policy.home.dir.as_deref().filter(|_| policy.home.mode != HomeMode::Read) else { return own };
-    let home = real(survey, dir);
+    let home = survey.real(dir);
     let possible = match survey.get(dir) {
         Found::Present { kind, .. } => *kind == Kind::Directory,
         // Nothing is made in a host tree to have a place for it.
-        _ => view.covering(&home).is_none(),
+        _ => view.covering(home).is_none(),
     };
-    if possible && !is_made(&home) && !own.iter().any(|(own, ..)| *own == home) {
-        own.push((home, 0o700, policy.home.mode == HomeMode::Private));
+    if possible && !is_made(home) && !own.iter().any(|(own, ..)| own == home) {
+        own.push((home.to_owned(), 0o700, policy.home.mode == HomeMode::Private));
     }
     own
 }
@@ -377,10 +369,10 @@ impl Absent<'_> {
         moved.map_or(Cow::Borrowed(path), Cow::Owned)
     }
 
-    fn hides(&self, hidden: &[(PathBuf, &FileRule)]) -> Vec<Hide> {
-        let hide = |(real, rule): &(PathBuf, &FileRule)| {
+    fn hides(&self, hidden: &[(&Path, &FileRule)]) -> Vec<Hide> {
+        let hide = |(real, rule): &(&Path, &FileRule)| {
             let (path, kind, errno) = match self.survey.get(&rule.path) {
-                Found::Present { kind, .. } => (Cow::Borrowed(real.as_path()), Some(*kind), 0),
+                Found::Present { kind, .. } => (Cow::Borrowed(*real), Some(*kind), 0),
                 Found::Unreadable(errno) => (self.place(real), None, *errno),
                 Found::Absent => (self.place(real), None, 0),
             };

@@ -245,12 +245,7 @@ fn limits(losses: &mut Losses<'_>, host: &Host, plan: &Plan) {
             remedy,
         );
     }
-    let cpu = match &host.cgroup {
-        CgroupAccess::V2 { controllers, .. } => controllers.iter().any(|c| c == "cpu"),
-        CgroupAccess::V1 { cpu, .. } => cpu.is_some(),
-        _ => false,
-    };
-    if !cpu {
+    if !host.cgroup.has("cpu") {
         losses.lose(Guarantee::CpuLimited, "no control group with the cpu controller is to be had", remedy);
     }
 }

@@ -20,7 +20,7 @@ pub use find::{detect, memory_limit};
 
 use super::TreeLimits;
 use crate::host::CgroupAccess;
-use crate::step::{At, Step, StepError};
+use crate::step::{At, Step, StepError, errno_of};
 use files::{Hierarchy, Kind};
 
 /// Start of the name of every control group of ours: `hermes-sandbox-PID-RANDOM`.
@@ -131,7 +131,7 @@ impl Leaf {
 
 fn lock(directory: &Path) -> Result<Flock<File>, Errno> {
     let open = File::options().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(directory);
-    let file = open.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))?;
+    let file = open.map_err(errno_of)?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno)
 }
 

@@ -1,7 +1,6 @@
 //! Limits on a whole tree of processes: control groups where they are to be had, a watchdog where not.
 
 pub mod cgroup;
-pub mod systemd;
 pub mod watchdog;
 
 /// Limits that only something around the whole tree can hold.

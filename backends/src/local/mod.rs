@@ -13,7 +13,7 @@ mod spawner;
 pub mod sys;
 mod tree;
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -30,7 +30,7 @@ use crate::wire::{Channel, Event, JobId, Opened, Request, Setup, Spawn};
 use sys::process::{InitSpec, OneUser, spawn_init};
 
 /// First argument that makes the program act as init.
-pub const INIT_ARGUMENT: &str = "init";
+pub const INIT_ARGUMENT: &CStr = c"init";
 
 /// Numbers of `linux/capability.h` that init needs to build the sandbox.
 const INIT_CAPABILITIES: &[u32] = &[
@@ -182,7 +182,7 @@ fn start_init(plan: &Plan, control: &Channel, cgroups: &[BorrowedFd<'_>]) -> Res
     let identity = plan.identity;
     let spec = InitSpec {
         program: program.as_raw_fd(),
-        args: &[CString::from(c"hermes-sandbox"), CString::from(c"init")],
+        args: &[CString::from(c"hermes-sandbox"), CString::from(INIT_ARGUMENT)],
         control: control.as_fd().as_raw_fd(),
         namespaces,
         user: OneUser { uid: identity.uid, gid: identity.gid, host_uid: identity.host_uid, host_gid: identity.host_gid },

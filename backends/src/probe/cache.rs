@@ -17,6 +17,7 @@ use super::{cause, facts};
 use crate::host::Host;
 use crate::limits::cgroup;
 use crate::local::sys::probe as sys;
+use crate::step::errno_of;
 
 const FILE: &str = "host";
 
@@ -158,7 +159,7 @@ fn make_directory(path: &Path) -> Result<OwnedFd, Errno> {
         return Err(Errno::EPERM);
     }
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))?;
+    made.map_err(errno_of)?;
     private_directory(path)
 }
 

@@ -4,12 +4,10 @@ use std::path::Path;
 
 use nix::errno::Errno;
 
+use crate::compile::mounts::MARKER;
 use crate::host::{Probe, UsernsCause};
 use crate::local::sys::probe as sys;
 use crate::step::{Step, StepError};
-
-/// Exists inside our own sandboxes.
-const MARKER: &str = "/run/hermes-sandbox";
 
 /// What the machine says about itself once something has failed.
 #[derive(Debug, Clone, Default)]

@@ -21,6 +21,7 @@ use nix::unistd::{Pid, mkdir};
 use super::{Finding, Item};
 use crate::host::Probe;
 use crate::local::sys::mount::{Attributes, attach, clone_tree, set_attributes};
+use crate::local::sys::notify::{Listener, pidfd_getfd, pidfd_open};
 use crate::local::sys::probe as sys;
 use crate::local::sys::process::{OneUser, user_namespace};
 use crate::local::sys::thread::{load_filter, loopback_up};
@@ -333,14 +334,15 @@ fn read_numbers(report: &OwnedFd) -> Result<(i32, i32), Errno> {
 }
 
 fn answer(caller: Pid, listener: i32) -> Result<(), Errno> {
-    let listener = sys::take_descriptor(caller, listener)?;
+    let listener = Listener::new(pidfd_getfd(pidfd_open(caller.as_raw(), false)?.as_fd(), listener)?);
     readable(&listener)?;
-    let notification = sys::receive(&listener)?;
+    let call = listener.receive()?;
     let mut seen = [0; ADDRESS.len()];
-    let remote = RemoteIoVec { base: notification.second as usize, len: seen.len() };
+    let remote = RemoteIoVec { base: call.args[1] as usize, len: seen.len() };
     process_vm_readv(caller, &mut [std::io::IoSliceMut::new(&mut seen)], &[remote])?;
     if seen != *ADDRESS {
         return Err(Errno::EBADE);
     }
-    sys::refuse(&listener, notification.id, ANSWER)
+    listener.answer(call.id, ANSWER as i32);
+    Ok(())
 }

@@ -77,21 +77,6 @@ pub struct Refusal {
     pub name: Vec<u8>,
 }
 
-/// Whether this machine can tell the sockets of a network namespace (`unix_diag`). Without it a sandbox with an own
-/// network is no better off than one without: only sockets on private devices are reached by path.
-pub fn sees_sockets() -> bool {
-    diag::Diag::open().is_ok_and(|mut diag| diag.knows(diag::VfsId::new(0, 0), diag::LISTENING).is_ok())
-}
-
-/// Serves the listener until no task is left under its filter. See [`Broker`].
-///
-/// # Errors
-/// As [`Broker::new`].
-pub fn run(listener: OwnedFd, config: &BrokerConfig) -> Result<(), StepError> {
-    Broker::new(listener, config)?.serve();
-    Ok(())
-}
-
 /// The loop and its state. It belongs to the thread that made it.
 ///
 /// When it ends while jobs live, their connects fail with `ENOSYS`.

@@ -68,8 +68,8 @@ static ALWAYS: &[Denial] = denials! {
 };
 
 static UNLESS_NESTED: &[Denial] = denials! {
-    EPERM, "enters namespaces (nested_sandbox allows it)": setns;
-    EPERM, "names the machine (nested_sandbox allows it)": sethostname setdomainname;
+    EPERM, "enters namespaces (nested-sandbox allows it)": setns;
+    EPERM, "names the machine (nested-sandbox allows it)": sethostname setdomainname;
     ENOSYS, "its flags lie in memory, where a filter cannot look for new namespaces; programs fall back to clone": clone3;
 };
 
@@ -145,7 +145,7 @@ pub(super) fn rulings(plan: &SeccompPlan, arch: Arch) -> Vec<Ruling> {
     };
 
     if !plan.nested_sandbox {
-        let reason = "makes namespaces, which opens kernel code that is meant for root (nested_sandbox allows it)";
+        let reason = "makes namespaces, which opens kernel code that is meant for root (nested-sandbox allows it)";
         let none = |more: u32| vec![case([word(0, MaskedEq((NEW_NAMESPACES | more).into()), 0)], Allow)];
         rule(call!(clone), none(0), Errno(EPERM), reason);
         rule(call!(unshare), none(libc::CLONE_NEWTIME as u32), Errno(EPERM), reason);

@@ -23,22 +23,13 @@ pub fn clone_tree(tree: BorrowedFd<'_>, recursive: bool) -> Result<OwnedFd, Errn
 pub struct Attributes<'a> {
     /// `MOUNT_ATTR_*` to set.
     pub set: u64,
-    /// `MOUNT_ATTR_*` to clear.
-    pub clear: u64,
-    /// Propagation type (`MS_PRIVATE`, ...); 0 leaves it.
-    pub propagation: u64,
     /// User namespace of an id-mapped mount.
     pub userns: Option<BorrowedFd<'a>>,
 }
 
 /// `mount_setattr` on the mount at `path` below `tree` (empty path: on `tree` itself).
 pub fn set_attributes(tree: BorrowedFd<'_>, path: &CStr, attributes: Attributes<'_>, recursive: bool) -> Result<(), Errno> {
-    let mut attr = libc::mount_attr {
-        attr_set: attributes.set,
-        attr_clr: attributes.clear,
-        propagation: attributes.propagation,
-        userns_fd: 0,
-    };
+    let mut attr = libc::mount_attr { attr_set: attributes.set, attr_clr: 0, propagation: 0, userns_fd: 0 };
     if let Some(userns) = attributes.userns {
         attr.attr_set |= libc::MOUNT_ATTR_IDMAP;
         attr.userns_fd = userns.as_raw_fd() as u64;

@@ -1,6 +1,5 @@
 //! System calls of the connect broker: seccomp's user notification, pidfds of threads, statx, a `connect` that
 //! takes the address as bytes, and a timer that interrupts this very thread.
-#![allow(unsafe_code)]
 
 use std::ffi::CStr;
 use std::mem::{MaybeUninit, size_of, zeroed};

@@ -1,7 +1,5 @@
 //! System calls of the host probe.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
@@ -85,45 +83,6 @@ pub fn connect_nowhere(address: &[u8]) -> Errno {
     // SAFETY: the buffer is valid for its length.
     let result = unsafe { libc::connect(-1, address.as_ptr().cast(), address.len() as libc::socklen_t) };
     Errno::result(result).err().unwrap_or(Errno::UnknownErrno)
-}
-
-/// A system call that waits for an answer.
-#[derive(Debug, Clone, Copy)]
-pub struct Notification {
-    /// To be given back with the answer.
-    pub id: u64,
-    /// The call's second argument.
-    pub second: u64,
-}
-
-/// Takes a notification; call when the listener is readable.
-pub fn receive(listener: &OwnedFd) -> Result<Notification, Errno> {
-    // SAFETY: the kernel insists on a zeroed structure; all zeros is valid.
-    let mut notification: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-    // SAFETY: SECCOMP_IOCTL_NOTIF_RECV writes one seccomp_notif.
-    let result = unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV as _, &raw mut notification) };
-    Errno::result(result)?;
-    Ok(Notification { id: notification.id, second: notification.data.args[1] })
-}
-
-/// Answers a notification with an error.
-pub fn refuse(listener: &OwnedFd, id: u64, errno: Errno) -> Result<(), Errno> {
-    let response = libc::seccomp_notif_resp { id, val: 0, error: -(errno as i32), flags: 0 };
-    // SAFETY: SECCOMP_IOCTL_NOTIF_SEND reads one seccomp_notif_resp.
-    let result = unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND as _, &raw const response) };
-    Errno::result(result).map(drop)
-}
-
-/// Takes descriptor `fd` of process `pid`.
-pub fn take_descriptor(pid: Pid, fd: RawFd) -> Result<OwnedFd, Errno> {
-    // SAFETY: takes no pointer.
-    let pidfd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid.as_raw(), 0) })?;
-    // SAFETY: a new descriptor that nobody else owns.
-    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd as RawFd) };
-    // SAFETY: takes no pointer.
-    let taken = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), fd, 0) })?;
-    // SAFETY: a new descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(taken as RawFd) })
 }
 
 /// Touches `bytes` of memory in pages that are shared and backed by no file, and keeps them until the process ends.

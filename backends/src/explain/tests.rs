@@ -248,7 +248,7 @@ fn calls() {
     assert_eq!(verdict, refused);
     assert_eq!(answer.notes, ["it fails with EPERM"]);
     assert_eq!(answer.allow.as_deref(), Some("no option of a policy opens it"));
-    assert_eq!(ask(&plan(), "unshare").1.allow.as_deref(), Some("nested_sandbox = true under [kernel] in a profile"));
+    assert_eq!(ask(&plan(), "unshare").1.allow.as_deref(), Some("nested-sandbox = true under [kernel] in a profile"));
     assert_eq!(ask(&plan(), "connect").1.notes, ["it is checked and made by the sandbox's broker"]);
     assert_eq!(ask(&plan(), "no_such").0, refused);
 
