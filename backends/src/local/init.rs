@@ -121,7 +121,7 @@ fn set_up(setup: &Setup, mut fds: Vec<OwnedFd>) -> Result<Init, StepError> {
         _ => false,
     };
     let confinement = Confinement { landlock, handed, filter, notify: setup.notify, capable };
-    let (spawner, listener) = Spawner::start(confinement, setup.tier)?;
+    let (spawner, listener) = Spawner::start(confinement, setup.tier, || if namespaces { root::detach_old() } else { Ok(()) })?;
     if capable {
         keep_only(&[Capability::CAP_SYS_PTRACE]).at(Step::Capabilities)?;
     }

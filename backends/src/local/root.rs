@@ -19,9 +19,6 @@ use super::sys::mount::{Attributes, attach, clone_tree, set_attributes};
 use crate::plan::{MountStep, Source};
 use crate::step::{At, Step, StepError};
 
-/// Where the scratch file system is mounted while the root is built.
-const SCRATCH: &str = ".scratch";
-
 const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY;
 const NO_SUID: u64 = libc::MOUNT_ATTR_NOSUID;
 const NO_DEV: u64 = libc::MOUNT_ATTR_NODEV;
@@ -94,6 +91,14 @@ pub fn enter(steps: &[MountStep], scratch: Option<u64>, mut trees: Trees) -> Res
     Ok(own)
 }
 
+/// Takes the old root away, which [`enter`] leaves stacked on the new one. Apart from it because it takes the kernel as long
+/// as all mounts together (it waits for a grace period of RCU) and can go on beside the confinement of the spawner; no
+/// job may run before.
+pub fn detach_old() -> Result<(), StepError> {
+    umount2(".", MntFlags::MNT_DETACH).at(Step::Pivot)?;
+    nix::unistd::chdir("/").at(Step::Pivot)
+}
+
 /// What was opened for a step before the base is mounted over part of the old tree.
 enum Prepared {
     Nothing,
@@ -147,6 +152,13 @@ struct Builder {
     masks: Option<(OwnedFd, OwnedFd)>,
 }
 
+/// A tmpfs on a directory of the old root.
+fn mount_and_open(at: &str, options: &str) -> Result<OwnedFd, StepError> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    mount(Some("tmpfs"), at, Some("tmpfs"), flags, Some(options)).at_path(Step::Tmpfs, at)?;
+    openat(AT_FDCWD, at, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).at_path(Step::Open, at)
+}
+
 fn c_path(path: impl AsRef<OsStr>) -> Result<CString, Errno> {
     CString::new(path.as_ref().as_bytes()).map_err(|_| Errno::EINVAL)
 }
@@ -159,17 +171,12 @@ fn open_directory(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno
 impl Builder {
     fn new(size: Option<u64>) -> Result<Self, StepError> {
         // Any directory of the old root will do as a place for the new one: the old root goes away.
-        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
         let at = ["/tmp", "/mnt", "/var", "/usr"].iter().find(|at| Path::new(at).is_dir()).unwrap_or(&"/proc");
-        mount(Some("tmpfs"), *at, Some("tmpfs"), flags, Some("mode=755,size=16m")).at_path(Step::Tmpfs, at)?;
-        let base = openat(AT_FDCWD, *at, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
-            .at_path(Step::Open, at)?;
-        fchdir(&base).at_path(Step::Open, at)?;
-        mkdirat(&base, SCRATCH, Mode::S_IRWXU).at_path(Step::Tmpfs, SCRATCH)?;
         let limit = size.map_or(String::new(), |size| format!(",size={size}"));
-        mount(Some("tmpfs"), SCRATCH, Some("tmpfs"), flags, Some(format!("mode=700{limit}").as_str()))
-            .at_path(Step::Tmpfs, SCRATCH)?;
-        let scratch = open_directory(base.as_fd(), OsStr::new(SCRATCH)).at_path(Step::Tmpfs, SCRATCH)?;
+        let scratch = mount_and_open(at, &format!("mode=700{limit}"))?;
+        // On top of it, so that both go away with the old root; what was cloned from them stays.
+        let base = mount_and_open(at, "mode=755,size=16m")?;
+        fchdir(&base).at_path(Step::Open, at)?;
         let device = |fd: &OwnedFd| fstat(fd).at_path(Step::Open, at).map(|stat| stat.st_dev);
         let own = BTreeSet::from([device(&base)?, device(&scratch)?]);
         Ok(Self { base, scratch, rooms: 0, seal: Vec::new(), own, directories: BTreeMap::new(), masks: None })
@@ -458,10 +465,6 @@ impl Builder {
     }
 
     fn pivot(self) -> Result<(), StepError> {
-        // What was cloned from it or layered over it stays.
-        fchdir(&self.base).at(Step::Pivot)?;
-        umount2(SCRATCH, MntFlags::MNT_DETACH).at(Step::Pivot)?;
-        unlinkat(self.base.as_fd(), SCRATCH, UnlinkatFlags::RemoveDir).at(Step::Pivot)?;
         if self.masks.is_some() {
             unlinkat(self.base.as_fd(), ".mask", UnlinkatFlags::NoRemoveDir).at(Step::Create)?;
             unlinkat(self.base.as_fd(), ".mask.d", UnlinkatFlags::RemoveDir).at(Step::Create)?;
@@ -471,10 +474,8 @@ impl Builder {
             set_attributes(mount.as_fd(), c"", read_only, false).at(Step::Attributes)?;
         }
         fchdir(&self.base).at(Step::Pivot)?;
-        // pivot_root(2), "pivot_root(".", ".")": the old root ends up stacked on the new one and is detached.
-        pivot_root(".", ".").at(Step::Pivot)?;
-        umount2(".", MntFlags::MNT_DETACH).at(Step::Pivot)?;
-        nix::unistd::chdir("/").at(Step::Pivot)
+        // pivot_root(2), "pivot_root(".", ".")": the old root ends up stacked on the new one.
+        pivot_root(".", ".").at(Step::Pivot)
     }
 }
 

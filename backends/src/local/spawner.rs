@@ -64,14 +64,18 @@ pub enum Spawner {
 }
 
 impl Spawner {
-    /// Starts the spawner and waits until it is confined. Returns the filter's listener when it notifies.
+    /// Starts the spawner, does `meanwhile` and waits until it is confined. Returns the filter's listener when it notifies.
     ///
     /// # Errors
-    /// The step of the confinement that failed.
-    pub fn start(confinement: Confinement, tier: Tier) -> Result<(Self, Option<OwnedFd>), StepError> {
+    /// The step of the confinement that failed, or of `meanwhile`.
+    pub fn start(
+        confinement: Confinement,
+        tier: Tier,
+        meanwhile: impl FnOnce() -> Result<(), StepError>,
+    ) -> Result<(Self, Option<OwnedFd>), StepError> {
         match tier {
-            Tier::Namespaces => start_thread(confinement),
-            Tier::Landlock => start_process(confinement),
+            Tier::Namespaces => start_thread(confinement, meanwhile),
+            Tier::Landlock => meanwhile().and_then(|()| start_process(confinement)),
         }
     }
 
@@ -94,7 +98,10 @@ fn gone(errno: Errno) -> StepError {
     StepError::new(Step::Spawner, errno)
 }
 
-fn start_thread(confinement: Confinement) -> Result<(Spawner, Option<OwnedFd>), StepError> {
+fn start_thread(
+    confinement: Confinement,
+    meanwhile: impl FnOnce() -> Result<(), StepError>,
+) -> Result<(Spawner, Option<OwnedFd>), StepError> {
     let (orders, inbox) = mpsc::channel::<Order>();
     let (outbox, answers) = mpsc::channel::<Answer>();
     let (confined, ready) = mpsc::channel();
@@ -114,6 +121,7 @@ fn start_thread(confinement: Confinement) -> Result<(Spawner, Option<OwnedFd>), 
             }
         })
         .at(Step::Thread)?;
+    meanwhile()?;
     let listener = ready.recv().map_err(|_| gone(Errno::ESRCH))??;
     Ok((Spawner::Thread { orders, answers }, listener))
 }
