@@ -1,13 +1,19 @@
 //! Pid 1 of a sandbox (in the Landlock tier: the parent of its jobs).
 //!
-//! *main* (here) stays outside the jobs' Landlock domain and filter: it obeys the supervisor, reaps and kills. The
-//! [spawner](super::spawner), a thread or a process, is confined for good and starts every job. A thread, the
-//! [broker](super::broker), answers `connect` where the filter asks.
+//! The *keeper* stays outside the jobs' Landlock domain and filter: it obeys the supervisor, reaps and kills. The
+//! [spawner](super::spawner) is confined for good and starts every job. The [broker](super::broker) answers `connect`
+//! where the filter asks.
+//!
+//! In the namespaces tier the first thread builds the sandbox, confines itself, starts the first job and is the spawner
+//! from then on; the keeper is a thread made before that. So nothing waits for another thread to be scheduled between
+//! the set-up and the first job, which on a busy machine takes longer than the whole set-up. In the Landlock tier the
+//! first thread is the keeper, and the spawner a process.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use caps::{CapSet, Capability};
@@ -25,7 +31,7 @@ use nix::unistd::{Pid, getppid, setsid};
 
 use super::landlock::{Handed, keep_signals_in};
 use super::spawner::{Confinement, Spawner};
-use super::{broker, root, sys, tree};
+use super::{broker, root, spawner, sys, tree};
 use crate::limits::watchdog;
 use crate::plan::{MountStep, NetworkPlan, Tier};
 use crate::step::{At, Step, StepError};
@@ -42,13 +48,15 @@ const OOM_SCORE_ADJ: &str = "500";
 pub fn main() -> i32 {
     let Ok(channel) = Channel::from_stdin() else { return 125 };
     let Ok(Some((Request::Setup(setup), fds))) = channel.receive::<Request>() else { return 125 };
-    match set_up(&setup, fds) {
-        Ok(init) => init.serve(&channel),
-        Err(error) => {
-            let _ = channel.send(&Event::SetupFailed(error), &[]);
-            125
-        }
-    }
+    let channel = Arc::new(channel);
+    let outcome = match setup.tier {
+        Tier::Namespaces => serve_namespaces(*setup, fds, &channel),
+        Tier::Landlock => serve_landlock(&setup, fds, &channel),
+    };
+    outcome.unwrap_or_else(|error| {
+        let _ = channel.send(&Event::SetupFailed(error), &[]);
+        125
+    })
 }
 
 struct Init {
@@ -69,16 +77,97 @@ struct Job {
     last: bool,
 }
 
-fn set_up(setup: &Setup, mut fds: Vec<OwnedFd>) -> Result<Init, StepError> {
-    let namespaces = setup.tier == Tier::Namespaces;
+/// What the first job's start leaves to the keeper.
+struct HandOver {
+    listener: Option<OwnedFd>,
+    jobs: BTreeMap<JobId, Job>,
+}
+
+fn serve_namespaces(setup: Setup, mut fds: Vec<OwnedFd>, channel: &Arc<Channel>) -> Result<i32, StepError> {
+    // Outlives its supervisor by nothing; the end of the control socket tells of a death before this line.
+    let children = prepare(&setup)?;
+    prctl::set_pdeathsig(Signal::SIGKILL).at(Step::Spawn)?;
+    if setup.network == NetworkPlan::Private {
+        let any = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).at(Step::Loopback)?;
+        sys::thread::loopback_up(any.as_fd()).at(Step::Loopback)?;
+    }
+    let handed = split_handed(&setup, &mut fds)?;
+    let trees = setup.trees.iter().map(|&index| index as usize).zip(fds).collect();
+    let private_devices = root::enter(&setup.mounts, setup.scratch, trees)?;
+    let confinement = confinement(&setup, handed, true);
+    let (spawner, desk) = spawner::pair();
+    let (hand_over, taken) = mpsc::channel::<HandOver>();
+    let keeper = {
+        let channel = Arc::clone(channel);
+        move || {
+            let keep = || -> Result<i32, StepError> {
+                keep_only(&[Capability::CAP_SYS_PTRACE]).at(Step::Capabilities)?;
+                let HandOver { listener, jobs } = taken.recv().map_err(|_| StepError::new(Step::Thread, Errno::ESRCH))?;
+                let broker = listener.map(|listener| start_broker(listener, &setup, private_devices)).transpose()?;
+                let memory = setup.memory_watchdog;
+                Ok(Init { tier: setup.tier, kept_in: true, spawner, broker, children, jobs, terminal: None, memory }
+                    .serve(&channel))
+            };
+            // Without its keeper a sandbox ends; the kernel takes everything with pid 1.
+            std::process::exit(keep().unwrap_or(125))
+        }
+    };
+    std::thread::Builder::new().name("hermes-keeper".to_owned()).spawn(keeper).at(Step::Thread)?;
+    let listener = spawner::confine(&confinement)?;
+    drop(confinement);
+    let Some(jobs) = first_job(channel) else { return Ok(125) };
+    hand_over.send(HandOver { listener, jobs }).map_err(|_| StepError::new(Step::Thread, Errno::ESRCH))?;
+    desk.serve();
+    Ok(125)
+}
+
+/// Starts the first job that the supervisor asks for, by the calling thread. `None` when the sandbox ends instead.
+fn first_job(channel: &Channel) -> Option<BTreeMap<JobId, Job>> {
+    let mut terminal = None;
+    loop {
+        match channel.receive::<Request>() {
+            Ok(Some((Request::OpenTerminal, _))) => terminal = give_terminal(channel),
+            Ok(Some((Request::Spawn(spawn), fds))) => {
+                let (job, last) = (spawn.job, spawn.last);
+                let started = standard(&spawn, terminal.take(), fds).and_then(|stdio| spawner::start(&spawn, &stdio, false));
+                let (event, jobs) = match started {
+                    Ok(pid) => (Event::Started { job }, BTreeMap::from([(job, Job { pid, last })])),
+                    Err(error) => (Event::StartFailed { job, error }, BTreeMap::new()),
+                };
+                let _ = channel.send(&event, &[]);
+                return Some(jobs);
+            }
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => return None,
+        }
+    }
+}
+
+fn serve_landlock(setup: &Setup, mut fds: Vec<OwnedFd>, channel: &Channel) -> Result<i32, StepError> {
+    let children = prepare(setup)?;
+    sys::thread::become_subreaper().at(Step::Spawn)?;
+    let handed = split_handed(setup, &mut fds)?;
+    let capable = nix::unistd::geteuid().is_root();
+    let kept_in = match &setup.landlock {
+        Some(plan) if plan.scope_signals => {
+            keep_signals_in()?;
+            // Before the supervisor and everything else of the user are trusted to it, see that it holds.
+            kill(getppid(), None) == Err(Errno::EPERM)
+        }
+        _ => false,
+    };
+    let (spawner, _) = spawner::start_process(confinement(setup, handed, capable))?;
+    if capable {
+        keep_only(&[]).at(Step::Capabilities)?;
+    }
+    let (jobs, memory) = (BTreeMap::new(), setup.memory_watchdog);
+    Ok(Init { tier: setup.tier, kept_in, spawner, broker: None, children, jobs, terminal: None, memory }.serve(channel))
+}
+
+/// What comes first in both tiers. Returns where deaths of children are told.
+fn prepare(setup: &Setup) -> Result<SignalFd, StepError> {
     prctl::set_no_new_privs().at(Step::NoNewPrivileges)?;
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
-    if namespaces {
-        // Outlives its supervisor by nothing; the poll on the control socket notices a death before this line.
-        prctl::set_pdeathsig(Signal::SIGKILL).at(Step::Spawn)?;
-    } else {
-        sys::thread::become_subreaper().at(Step::Spawn)?;
-    }
     prctl::set_dumpable(false).at(Step::Spawn)?;
     let _ = prctl::set_name(c"hermes-init");
     let _ = setsid();
@@ -94,48 +183,21 @@ fn set_up(setup: &Setup, mut fds: Vec<OwnedFd>) -> Result<Init, StepError> {
     pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&blocked), None).at(Step::Spawn)?;
     let mut child = SigSet::empty();
     child.add(Signal::SIGCHLD);
-    let children = SignalFd::with_flags(&child, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).at(Step::Spawn)?;
-    if setup.network == NetworkPlan::Private {
-        let any = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).at(Step::Loopback)?;
-        sys::thread::loopback_up(any.as_fd()).at(Step::Loopback)?;
-    }
-    let handed_fds = fds.split_off(setup.trees.len().min(fds.len()));
-    if fds.len() != setup.trees.len() || handed_fds.len() != setup.handed.len() {
+    SignalFd::with_flags(&child, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).at(Step::Spawn)
+}
+
+/// Takes the handed files off the end of the descriptors of the set-up; what is left are the trees.
+fn split_handed(setup: &Setup, fds: &mut Vec<OwnedFd>) -> Result<Vec<Handed>, StepError> {
+    let files = fds.split_off(setup.trees.len().min(fds.len()));
+    if fds.len() != setup.trees.len() || files.len() != setup.handed.len() {
         return Err(StepError::new(Step::Message, Errno::EBADMSG));
     }
-    let handed = handed_fds.into_iter().zip(&setup.handed).map(|(fd, &opened)| Handed { fd, opened }).collect();
-    let private_devices = match namespaces {
-        true => root::enter(&setup.mounts, setup.scratch, setup.trees.iter().map(|&i| i as usize).zip(fds).collect())?,
-        false => Vec::new(),
-    };
+    Ok(files.into_iter().zip(&setup.handed).map(|(fd, &opened)| Handed { fd, opened }).collect())
+}
+
+fn confinement(setup: &Setup, handed: Vec<Handed>, capable: bool) -> Confinement {
     let filter = setup.filter.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
-    let capable = namespaces || nix::unistd::geteuid().is_root();
-    let landlock = setup.landlock.clone();
-    let kept_in = match &landlock {
-        _ if namespaces => true,
-        Some(plan) if plan.scope_signals => {
-            keep_signals_in()?;
-            // Before the supervisor and everything else of the user are trusted to it, see that it holds.
-            kill(getppid(), None) == Err(Errno::EPERM)
-        }
-        _ => false,
-    };
-    let confinement = Confinement { landlock, handed, filter, notify: setup.notify, capable };
-    let (spawner, listener) = Spawner::start(confinement, setup.tier, || if namespaces { root::detach_old() } else { Ok(()) })?;
-    if capable {
-        keep_only(&[Capability::CAP_SYS_PTRACE]).at(Step::Capabilities)?;
-    }
-    let broker = listener.map(|listener| start_broker(listener, setup, private_devices)).transpose()?;
-    Ok(Init {
-        tier: setup.tier,
-        kept_in,
-        spawner,
-        broker,
-        children,
-        jobs: BTreeMap::new(),
-        terminal: None,
-        memory: setup.memory_watchdog,
-    })
+    Confinement { landlock: setup.landlock.clone(), handed, filter, notify: setup.notify, capable }
 }
 
 fn keep_only(wanted: &[Capability]) -> Result<(), Errno> {
@@ -161,7 +223,7 @@ fn start_broker(
         pinned: in_writable.iter().filter_map(open).collect(),
         private_devices,
     };
-    let (ready, outcome) = channel();
+    let (ready, outcome) = mpsc::channel();
     let serve = move || match broker::Broker::new(listener, &config) {
         Ok(broker) => {
             let _ = ready.send(Ok(()));
@@ -220,15 +282,7 @@ impl Init {
     fn obey(&mut self, channel: &Channel, request: Request, fds: Vec<OwnedFd>) -> Option<i32> {
         match request {
             Request::Setup(_) => {}
-            Request::OpenTerminal => {
-                let _ = match open_terminal() {
-                    Ok((master, slave)) => {
-                        self.terminal = Some(slave);
-                        channel.send(&Event::Terminal, &[master.as_fd()])
-                    }
-                    Err(error) => channel.send(&Event::TerminalFailed(error), &[]),
-                };
-            }
+            Request::OpenTerminal => self.terminal = give_terminal(channel),
             Request::Spawn(spawn) => {
                 let job = spawn.job;
                 let last = spawn.last;
@@ -267,22 +321,7 @@ impl Init {
             broker.recv().map_err(|_| StepError::new(Step::Broker, Errno::ESRCH))??;
             self.broker = None;
         }
-        let mut fds = fds.into_iter();
-        let terminal = self.terminal.take();
-        let mut stdio = Vec::with_capacity(3);
-        for kind in spawn.stdio {
-            let fd = match kind {
-                Stdio::Handed => fds.next(),
-                Stdio::Terminal => match &terminal {
-                    Some(fd) => Some(fd.try_clone().at(Step::Terminal)?),
-                    None => None,
-                },
-                Stdio::Null => {
-                    Some(openat(AT_FDCWD, "/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).at(Step::Descriptor)?)
-                }
-            };
-            stdio.push(fd.ok_or(StepError::new(Step::Message, Errno::EBADMSG))?);
-        }
+        let stdio = standard(&spawn, self.terminal.take(), fds)?;
         self.spawner.spawn(spawn, stdio)
     }
 
@@ -356,4 +395,34 @@ fn open_terminal() -> Result<(OwnedFd, OwnedFd), StepError> {
     sys::thread::unlock_terminal(master.as_fd()).at(Step::Terminal)?;
     let slave = sys::thread::terminal_peer(master.as_fd()).at(Step::Terminal)?;
     Ok((master, slave))
+}
+
+/// Opens a pseudo-terminal, sends its master to the supervisor and returns the other end.
+fn give_terminal(channel: &Channel) -> Option<OwnedFd> {
+    match open_terminal() {
+        Ok((master, slave)) => {
+            let _ = channel.send(&Event::Terminal, &[master.as_fd()]);
+            Some(slave)
+        }
+        Err(error) => {
+            let _ = channel.send(&Event::TerminalFailed(error), &[]);
+            None
+        }
+    }
+}
+
+/// A job's descriptors 0 to 2.
+fn standard(spawn: &Spawn, terminal: Option<OwnedFd>, fds: Vec<OwnedFd>) -> Result<Vec<OwnedFd>, StepError> {
+    let mut fds = fds.into_iter();
+    let one = |kind: &Stdio| {
+        let fd = match kind {
+            Stdio::Handed => fds.next(),
+            Stdio::Terminal => terminal.as_ref().map(OwnedFd::try_clone).transpose().at(Step::Terminal)?,
+            Stdio::Null => {
+                Some(openat(AT_FDCWD, "/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).at(Step::Descriptor)?)
+            }
+        };
+        fd.ok_or(StepError::new(Step::Message, Errno::EBADMSG))
+    };
+    spawn.stdio.iter().map(one).collect()
 }

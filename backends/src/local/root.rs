@@ -91,14 +91,6 @@ pub fn enter(steps: &[MountStep], scratch: Option<u64>, mut trees: Trees) -> Res
     Ok(own)
 }
 
-/// Takes the old root away, which [`enter`] leaves stacked on the new one. Apart from it because it takes the kernel as long
-/// as all mounts together (it waits for a grace period of RCU) and can go on beside the confinement of the spawner; no
-/// job may run before.
-pub fn detach_old() -> Result<(), StepError> {
-    umount2(".", MntFlags::MNT_DETACH).at(Step::Pivot)?;
-    nix::unistd::chdir("/").at(Step::Pivot)
-}
-
 /// What was opened for a step before the base is mounted over part of the old tree.
 enum Prepared {
     Nothing,
@@ -474,8 +466,10 @@ impl Builder {
             set_attributes(mount.as_fd(), c"", read_only, false).at(Step::Attributes)?;
         }
         fchdir(&self.base).at(Step::Pivot)?;
-        // pivot_root(2), "pivot_root(".", ".")": the old root ends up stacked on the new one.
-        pivot_root(".", ".").at(Step::Pivot)
+        // pivot_root(2), "pivot_root(".", ".")": the old root ends up stacked on the new one and is detached.
+        pivot_root(".", ".").at(Step::Pivot)?;
+        umount2(".", MntFlags::MNT_DETACH).at(Step::Pivot)?;
+        nix::unistd::chdir("/").at(Step::Pivot)
     }
 }
 

@@ -3,8 +3,8 @@
 //! It gives up all capabilities, enters the jobs' Landlock domain and loads their filter once; jobs inherit all three.
 //! So nothing is built per job, and no job can be started less confined.
 //!
-//! Being in the jobs' domain it can be signalled by them. In the namespaces tier it is a thread of pid 1, which no signal
-//! from inside can kill or stop. In the Landlock tier a signal to the thread would end init, so it is a process of its own
+//! Being in the jobs' domain it can be signalled by them. In the namespaces tier it is the first thread of pid 1, which no
+//! signal from inside can kill or stop. In the Landlock tier a signal to the thread would end init, so it is a process of its own
 //! there, and its jobs are made children of init.
 
 use std::ffi::CString;
@@ -24,7 +24,7 @@ use nix::unistd::{Pid, dup2_stdin, getpid, getppid};
 use super::landlock::{Handed, restrict};
 use super::sys;
 use super::sys::process::{JobSpec, spawn_job};
-use crate::plan::{LandlockPlan, Tier};
+use crate::plan::LandlockPlan;
 use crate::step::{At, Step, StepError};
 use crate::wire::{Channel, Spawn};
 
@@ -64,21 +64,6 @@ pub enum Spawner {
 }
 
 impl Spawner {
-    /// Starts the spawner, does `meanwhile` and waits until it is confined. Returns the filter's listener when it notifies.
-    ///
-    /// # Errors
-    /// The step of the confinement that failed, or of `meanwhile`.
-    pub fn start(
-        confinement: Confinement,
-        tier: Tier,
-        meanwhile: impl FnOnce() -> Result<(), StepError>,
-    ) -> Result<(Self, Option<OwnedFd>), StepError> {
-        match tier {
-            Tier::Namespaces => start_thread(confinement, meanwhile),
-            Tier::Landlock => meanwhile().and_then(|()| start_process(confinement)),
-        }
-    }
-
     /// Starts a job and waits for its exec.
     ///
     /// # Errors
@@ -98,35 +83,35 @@ fn gone(errno: Errno) -> StepError {
     StepError::new(Step::Spawner, errno)
 }
 
-fn start_thread(
-    confinement: Confinement,
-    meanwhile: impl FnOnce() -> Result<(), StepError>,
-) -> Result<(Spawner, Option<OwnedFd>), StepError> {
-    let (orders, inbox) = mpsc::channel::<Order>();
-    let (outbox, answers) = mpsc::channel::<Answer>();
-    let (confined, ready) = mpsc::channel();
-    std::thread::Builder::new()
-        .name("hermes-spawner".to_owned())
-        .spawn(move || {
-            let result = confine(&confinement);
-            drop(confinement);
-            let failed = result.is_err();
-            if confined.send(result).is_err() || failed {
-                return;
-            }
-            for (spawn, stdio) in inbox {
-                if outbox.send(start(&spawn, &stdio, false)).is_err() {
-                    return;
-                }
-            }
-        })
-        .at(Step::Thread)?;
-    meanwhile()?;
-    let listener = ready.recv().map_err(|_| gone(Errno::ESRCH))??;
-    Ok((Spawner::Thread { orders, answers }, listener))
+/// Where the spawner thread takes its orders.
+pub struct Desk {
+    orders: mpsc::Receiver<Order>,
+    answers: mpsc::Sender<Answer>,
 }
 
-fn start_process(confinement: Confinement) -> Result<(Spawner, Option<OwnedFd>), StepError> {
+/// A handle for the keeper and a desk for the thread that is, or will be, confined.
+pub fn pair() -> (Spawner, Desk) {
+    let (to_desk, orders) = mpsc::channel::<Order>();
+    let (answers, from_desk) = mpsc::channel::<Answer>();
+    (Spawner::Thread { orders: to_desk, answers: from_desk }, Desk { orders, answers })
+}
+
+impl Desk {
+    /// Starts jobs until the handle is dropped.
+    pub fn serve(self) {
+        for (spawn, stdio) in self.orders {
+            if self.answers.send(start(&spawn, &stdio, false)).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Starts the spawner as a child and waits until it is confined. Returns the filter's listener when it notifies.
+///
+/// # Errors
+/// The step of the confinement that failed.
+pub fn start_process(confinement: Confinement) -> Result<(Spawner, Option<OwnedFd>), StepError> {
     let (ours, theirs) = Channel::pair().at(Step::Spawn)?;
     let init = getpid();
     sys::process::fork(|| serve(theirs, confinement, init)).at(Step::Spawn)?;
@@ -180,7 +165,11 @@ fn order(channel: &Channel, spawn: &Spawn, stdio: &[OwnedFd]) -> Answer {
     Ok(pid)
 }
 
-fn confine(confinement: &Confinement) -> Result<Option<OwnedFd>, StepError> {
+/// Confines the calling thread for good. Returns the filter's listener when it notifies.
+///
+/// # Errors
+/// The step that failed.
+pub fn confine(confinement: &Confinement) -> Result<Option<OwnedFd>, StepError> {
     if confinement.capable {
         drop_capabilities().at(Step::Capabilities)?;
     }
@@ -203,7 +192,11 @@ fn drop_capabilities() -> Result<(), Errno> {
     caps::set(None, CapSet::Permitted, &none).map_err(refused)
 }
 
-fn start(spawn: &Spawn, stdio: &[OwnedFd], sibling: bool) -> Answer {
+/// Starts a job from the calling thread.
+///
+/// # Errors
+/// The step of the start that failed.
+pub fn start(spawn: &Spawn, stdio: &[OwnedFd], sibling: bool) -> Answer {
     let strings = |list: &[Vec<u8>]| -> Result<Vec<CString>, StepError> {
         list.iter()
             .map(|bytes| CString::new(bytes.as_slice()).map_err(|_| StepError::new(Step::Message, Errno::EINVAL)))

@@ -384,9 +384,10 @@ unsafe fn exec(child: &mut JobChild<'_>) -> Failure {
         match Errno::last() {
             Errno::ENOENT | Errno::ENOTDIR => {}
             // Only what can be seen counts: a directory of PATH that may not be searched holds nothing for this user.
-            // SAFETY: a valid string.
             Errno::EACCES => {
-                if unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, candidate.as_ptr(), libc::F_OK) } == 0 {
+                // SAFETY: a valid string.
+                let seen = unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, candidate.as_ptr(), libc::F_OK) };
+                if seen == 0 {
                     errno = Errno::EACCES;
                 }
             }
