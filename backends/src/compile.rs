@@ -234,7 +234,7 @@ fn limits(limits: &Limits, host: &Host, tier: Tier) -> LimitsPlan {
         memory_by: memory.map_or(Enforcer::Nothing, |_| group("memory").unwrap_or(Enforcer::Watchdog)),
         processes: limits.processes,
         processes_by,
-        cpu_percent: limits.cpu_percent,
+        cpu_percent: limits.cpu_percent.filter(|_| host.cgroup.has("cpu")),
         open_files: limits.open_files,
         file_size: limits.file_size,
         timeout: limits.timeout,

@@ -283,7 +283,7 @@ pub struct LimitsPlan {
     pub processes: Option<u64>,
     /// By what.
     pub processes_by: Enforcer,
-    /// Hundredths of a processor; only by a control group.
+    /// Hundredths of a processor, by a control group; `None` where that is lost.
     pub cpu_percent: Option<u32>,
     /// RLIMIT_NOFILE.
     pub open_files: Option<u64>,

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use hermes_backends::host::{CgroupAccess, Host, Probe, UsernsCause};
+use hermes_backends::compile::losses::{cgroup_remedy, userns_remedy, why_no_namespaces};
+use hermes_backends::host::{CgroupAccess, Host, Probe};
 use hermes_backends::plan::Tier;
 use serde::Serialize;
 
@@ -65,36 +66,14 @@ pub(crate) fn doctor(host: &Host, json: bool, verbose: bool) -> Result<u8, Error
 
 /// The mechanism that a sandbox would use when the policy has no wish of its own.
 fn tier(host: &Host) -> Option<Tier> {
-    let namespaces = [&host.userns, &host.netns, &host.proc_mount, &host.recursive_attributes].iter().all(|probe| probe.works());
     if !host.seccomp.works() {
         None
-    } else if namespaces {
+    } else if why_no_namespaces(host).is_none() {
         Some(Tier::Namespaces)
     } else if host.landlock_abi >= 3 {
         Some(Tier::Landlock)
     } else {
         None
-    }
-}
-
-/// What to do when user namespaces are refused.
-fn userns_remedy(cause: Option<UsernsCause>) -> &'static str {
-    match cause {
-        Some(UsernsCause::AppArmor) => {
-            "install the AppArmor profile that comes with the program: sudo install -m 644 scripts/apparmor/hermes-sandbox \
-             /etc/apparmor.d/ && sudo apparmor_parser -r /etc/apparmor.d/hermes-sandbox"
-        }
-        Some(UsernsCause::Limit) => "raise the limit: sudo sysctl user.max_user_namespaces=65536",
-        Some(UsernsCause::Sysctl) => "allow them: sudo sysctl kernel.unprivileged_userns_clone=1",
-        Some(UsernsCause::Filter) => {
-            "a container runtime or an outer sandbox refuses them: allow clone and unshare with namespace flags in its seccomp \
-             profile, or let the Landlock tier be used"
-        }
-        Some(UsernsCause::Nested) => {
-            "this is already inside a hermes-sandbox, which holds; the outer profile can say nested_sandbox = true"
-        }
-        Some(UsernsCause::Kernel) => "needs a kernel with CONFIG_USER_NS",
-        Some(UsernsCause::Other) | None => "let the Landlock tier be used, or ask the administrator for user namespaces",
     }
 }
 
@@ -117,7 +96,7 @@ fn findings(host: &Host) -> Vec<Finding> {
             "network_namespace",
             "network namespace",
             &host.netns,
-            within("without it the network is refused socket by socket"),
+            within("needs a kernel with CONFIG_NET_NS; without it namespaces are not used"),
         ),
         Finding::new(
             "proc",
@@ -131,7 +110,7 @@ fn findings(host: &Host) -> Vec<Finding> {
             "seccomp_notify",
             "seccomp notification and its broker",
             &host.notify,
-            "without it unix sockets are refused as a whole; needs Linux 5.6 and a parent that may read its children",
+            "needs Linux 5.9 and no other seccomp listener in force; without it the host's unix sockets cannot be kept out of namespaces",
         ),
         Finding::new(
             "overlay",
@@ -143,7 +122,7 @@ fn findings(host: &Host) -> Vec<Finding> {
             "recursive_attributes",
             "recursive mount attributes",
             &host.recursive_attributes,
-            within("needs Linux 5.12; without it every submount is made read-only by itself"),
+            within("needs Linux 5.12; without it namespaces are not used"),
         ),
     ];
     if host.uid == 0 {
@@ -164,16 +143,16 @@ fn findings(host: &Host) -> Vec<Finding> {
     findings.push(Finding::fact(
         "cgroup",
         format!("limits on the whole tree{}", cgroup_words(&host.cgroup)),
-        host.cgroup != CgroupAccess::None,
+        ["memory", "pids", "cpu"].iter().any(|controller| host.cgroup.has(controller)),
         "no control group that this user may divide",
-        "log in with systemd (a user session), or delegate a control group; until then memory is watched, not limited",
+        cgroup_remedy(&host.cgroup),
     ));
     findings
 }
 
 fn cgroup_words(cgroup: &CgroupAccess) -> String {
     match cgroup {
-        CgroupAccess::None => String::new(),
+        CgroupAccess::None | CgroupAccess::Systemd => String::new(),
         CgroupAccess::V2 { directory, controllers } => {
             format!(": control group {} ({})", output::path(directory), output::clean(&controllers.join(", ")))
         }
@@ -181,7 +160,6 @@ fn cgroup_words(cgroup: &CgroupAccess) -> String {
             let names = [(memory, "memory"), (pids, "pids"), (cpu, "cpu")].map(|(path, name)| path.as_ref().map(|_| name));
             format!(": control groups v1 ({})", names.into_iter().flatten().collect::<Vec<_>>().join(", "))
         }
-        CgroupAccess::Systemd => ": the user's systemd".to_owned(),
     }
 }
 
@@ -267,6 +245,7 @@ fn as_json(host: &Host, tier: Option<Tier>, findings: &[Finding]) -> serde_json:
 mod tests {
     use super::*;
     use crate::sample;
+    use hermes_backends::host::UsernsCause;
     use hermes_backends::step::{Step, StepError};
     use nix::errno::Errno;
 
@@ -289,7 +268,7 @@ mod tests {
         for part in [
             "Landlock and seccomp alone",
             "FAILS  user, mount, pid, ipc and uts namespaces: cannot write the id map of the user namespace: Permission denied",
-            "scripts/apparmor/hermes-sandbox",
+            "scripts/install --apparmor",
             "docker\\x1b",
             "works  Landlock, ABI 7",
         ] {

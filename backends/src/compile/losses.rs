@@ -231,10 +231,7 @@ fn network(losses: &mut Losses<'_>, plan: &Plan) {
 }
 
 fn limits(losses: &mut Losses<'_>, host: &Host, plan: &Plan) {
-    let remedy = match host.cgroup {
-        CgroupAccess::Systemd => "start it by `systemd-run --user --scope -p Delegate=yes hermes-sandbox ...`",
-        _ => "run in a delegated cgroup v2 (for example `systemd-run --user --scope -p Delegate=yes`)",
-    };
+    let remedy = cgroup_remedy(&host.cgroup);
     if plan.limits.memory_by == Enforcer::Watchdog {
         losses.weaken(Guarantee::MemoryLimited, "no control group is to be had; init adds up resident memory and kills", remedy);
     }
@@ -265,6 +262,28 @@ fn failure(probe: &Probe) -> String {
     }
 }
 
+/// What to do where no control group can be made.
+pub fn cgroup_remedy(cgroup: &CgroupAccess) -> &'static str {
+    match cgroup {
+        CgroupAccess::Systemd => "start it by `systemd-run --user --scope -p Delegate=yes hermes-sandbox ...`",
+        _ => "run in a delegated cgroup v2 (for example `systemd-run --user --scope -p Delegate=yes`)",
+    }
+}
+
+/// What to do where user namespaces are refused for this cause.
+pub fn userns_remedy(cause: Option<UsernsCause>) -> &'static str {
+    match cause {
+        Some(UsernsCause::AppArmor) => "load the AppArmor profile that comes with the program: sudo scripts/install --apparmor",
+        Some(UsernsCause::Limit) => "as root: sysctl user.max_user_namespaces=10000",
+        Some(UsernsCause::Sysctl) => "as root: sysctl kernel.unprivileged_userns_clone=1",
+        Some(UsernsCause::Nested) => "run the command directly: the outer sandbox confines it already",
+        Some(UsernsCause::Filter) => "run it outside that container, or give the container a profile that allows user namespaces",
+        Some(UsernsCause::Kernel | UsernsCause::Other) | None => {
+            "use a kernel with user namespaces, or `--tier landlock` with the losses it names"
+        }
+    }
+}
+
 /// Reason and remedy when the namespaces tier cannot start on this host.
 pub fn why_no_namespaces(host: &Host) -> Option<(String, String)> {
     let nested = host.userns_cause == Some(UsernsCause::Nested);
@@ -278,24 +297,12 @@ pub fn why_no_namespaces(host: &Host) -> Option<(String, String)> {
             Some(UsernsCause::Kernel) => "this kernel has no user namespaces",
             _ => "user namespaces fail",
         };
-        let remedy = match host.userns_cause {
-            Some(UsernsCause::AppArmor) => {
-                "install scripts/apparmor/hermes-sandbox (`hermes-sandbox doctor` shows the two commands)"
-            }
-            Some(UsernsCause::Limit) => "as root: sysctl user.max_user_namespaces=10000",
-            Some(UsernsCause::Sysctl) => "as root: sysctl kernel.unprivileged_userns_clone=1",
-            Some(UsernsCause::Nested) => "run the command directly: the outer sandbox confines it already",
-            Some(UsernsCause::Filter) => {
-                "run it outside that container, or give the container a profile that allows user namespaces"
-            }
-            _ => "use a kernel with user namespaces, or `--tier landlock` with the losses it names",
-        };
-        return Some((format!("{cause}: {error}"), remedy.to_owned()));
+        return Some((format!("{cause}: {error}"), userns_remedy(host.userns_cause).to_owned()));
     }
     if let Probe::Fails(error) = &host.proc_mount {
         let reason = format!("{error}: parts of the host's /proc are covered (a container runtime does that)");
         let remedy = if nested {
-            "run the command directly: the outer sandbox confines it already"
+            userns_remedy(host.userns_cause)
         } else {
             "start the container with `--security-opt systempaths=unconfined` (Podman: unmask=ALL)"
         };

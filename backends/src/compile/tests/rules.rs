@@ -9,7 +9,7 @@ use super::hosts::{baseline, without_userns};
 use super::view::{Shown, check_steps, follow, given, shown};
 use super::world::{World, machine, policy};
 use crate::compile::{Choices, CompileError, compile};
-use crate::host::{Host, UsernsCause};
+use crate::host::{CgroupAccess, Host, UsernsCause};
 use crate::plan::{Lost, MountStep, Plan, Tier};
 
 fn compiled(policy: &Policy, world: &World, tier: Tier) -> Result<Plan, CompileError> {
@@ -258,4 +258,19 @@ fn without_network_there_is_none() {
         let plan = compiled(&policy, &machine(), Tier::Landlock).unwrap();
         assert!(!plan.seccomp.inet_sockets && plan.landlock.unwrap().deny_tcp);
     }
+}
+
+#[test]
+fn a_limit_that_is_lost_is_not_asked_for() {
+    let policy = Policy { limits: Limits { cpu_percent: Some(150), ..Limits::default() }, ..policy("") };
+    let world = machine();
+    let plan = |cgroup| {
+        let host = Host { cgroup, ..baseline() };
+        compile(&policy, &host, &world.survey(&policy), Choices::default()).unwrap()
+    };
+    let with_cpu = plan(CgroupAccess::V2 { directory: "/cg".into(), controllers: vec!["cpu".into()] });
+    assert_eq!((with_cpu.limits.cpu_percent, reason(&with_cpu.lost, Guarantee::CpuLimited)), (Some(150), ""));
+    let without = plan(CgroupAccess::V2 { directory: "/cg".into(), controllers: vec!["pids".into()] });
+    assert_eq!(without.limits.cpu_percent, None);
+    assert!(reason(&without.lost, Guarantee::CpuLimited).contains("cpu controller"));
 }
