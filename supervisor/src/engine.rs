@@ -106,5 +106,7 @@ pub(crate) fn run(prepared: Prepared, command: Vec<OsString>, log: &mut Log) -> 
         // The machine is perhaps no longer what was measured.
         probe::forget(&dir);
     }
+    // The process ends: to give back piece by piece what a policy allocated would only keep the caller waiting.
+    std::mem::forget((prepared.policy, prepared.plan, prepared.survey, prepared.caller));
     outcome
 }

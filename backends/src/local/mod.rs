@@ -72,8 +72,13 @@ impl Sandbox {
     /// The step that failed.
     pub fn start(plan: &Plan, handed: &[HandedFd<'_>], cgroups: &[BorrowedFd<'_>]) -> Result<Self, StepError> {
         let arch = seccomp::Arch::NATIVE.ok_or(StepError::new(Step::Seccomp, Errno::ENOSYS))?;
-        let filter = seccomp::compile(&plan.seccomp, arch);
         let trees = if plan.identity.idmap { idmap::trees(plan)? } else { Vec::new() };
+        let (ours, theirs) = Channel::pair().at(Step::Spawn)?;
+        let init = start_init(plan, &theirs, cgroups)?;
+        drop(theirs);
+        let sandbox = Self { channel: ours, init, reaped: false };
+        // Only now, while the new process starts on its own.
+        let filter = seccomp::compile(&plan.seccomp, arch);
         let setup = Setup {
             tier: plan.tier,
             mounts: plan.mounts.clone(),
@@ -88,10 +93,6 @@ impl Sandbox {
             processes: plan.limits.processes.filter(|_| plan.limits.processes_by == Enforcer::Rlimit),
             memory_watchdog: plan.limits.memory.filter(|_| plan.limits.memory_by == Enforcer::Watchdog),
         };
-        let (ours, theirs) = Channel::pair().at(Step::Spawn)?;
-        let init = start_init(plan, &theirs, cgroups)?;
-        drop(theirs);
-        let sandbox = Self { channel: ours, init, reaped: false };
         let fds: Vec<BorrowedFd<'_>> =
             trees.iter().map(|(_, tree)| tree.as_fd()).chain(handed.iter().map(|handed| handed.fd)).collect();
         sandbox.request(&Request::Setup(Box::new(setup)), &fds)?;
