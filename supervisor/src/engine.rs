@@ -17,7 +17,8 @@ use hermes_profiles::{Caller, Policy};
 
 use crate::args::{PolicyArgs, TierArg};
 use crate::error::{Error, Kind};
-use crate::events::Log;
+use crate::events::{Event, Log};
+use crate::output;
 use crate::prepare::Prepared;
 use crate::request;
 use crate::supervise;
@@ -100,6 +101,9 @@ pub(crate) fn run(prepared: Prepared, command: Vec<OsString>, log: &mut Log) -> 
         environment.push((redirect.name.clone().into(), redirect.directory.clone().into()));
     }
     let outcome = supervise::run(&prepared.plan, &command, environment, &procs, log);
+    if let Some(group) = &group {
+        tell_limits(group, log)?;
+    }
     if outcome.as_ref().is_err_and(|error| error.kind == Kind::Setup)
         && let Some(dir) = request::cache_dir(&prepared.caller)
     {
@@ -109,4 +113,18 @@ pub(crate) fn run(prepared: Prepared, command: Vec<OsString>, log: &mut Log) -> 
     // The process ends: to give back piece by piece what a policy allocated would only keep the caller waiting.
     std::mem::forget((prepared.policy, prepared.plan, prepared.survey, prepared.caller));
     outcome
+}
+
+/// Says which limits of the control group were hit: a kill by the kernel looks like any other from outside.
+fn tell_limits(group: &Cgroup, log: &mut Log) -> Result<(), Error> {
+    let events = group.events();
+    let hits = [
+        (events.oom_kills, "memory", "processes were killed at the memory limit; raise it with --limit memory=SIZE"),
+        (events.forks_refused, "processes", "forks were refused at the limit of processes; raise it with --limit processes=N"),
+    ];
+    for (count, limit, words) in hits.into_iter().filter(|(count, ..)| *count > 0) {
+        output::complain(&format!("{count} {words}"));
+        log.write(&Event::LimitHit { limit: limit.into() })?;
+    }
+    Ok(())
 }
