@@ -75,8 +75,9 @@ fn ctrl_c_reaches_the_commands_handler() {
 fn ctrl_c_ends_a_command_without_a_handler() {
     terminal!();
     let sandbox = Sandbox::new();
+    // exec: dash loses an interrupt that comes while it makes a child, without a sandbox as well.
     let result =
-        Pty::play(&sandbox, &sandbox.inside(["/bin/sh", "-c", "echo READY; sleep 30"]), &[Expect("READY"), Send("\u{3}")]);
+        Pty::play(&sandbox, &sandbox.inside(["/bin/sh", "-c", "echo READY; exec sleep 30"]), &[Expect("READY"), Send("\u{3}")]);
     result.complete().exits(130);
     assert!(result.modes_restored);
 }
