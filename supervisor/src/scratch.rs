@@ -1,30 +1,58 @@
 //! The private directory of a sandbox without a mount namespace.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat, renameat};
 use nix::sys::stat::Mode;
-use nix::unistd::{UnlinkatFlags, unlinkat};
+use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 use tempfile::TempDir;
 
 /// A directory that only its owner can enter. Dropping it removes it, whatever a job has made of its modes and depth.
 #[derive(Debug)]
-pub(crate) struct Scratch(TempDir);
+pub(crate) struct Scratch {
+    dir: TempDir,
+    /// Held as long as we live: who can take it knows that the directory was left behind.
+    _lock: File,
+}
+
+const PREFIX: &str = "hermes-sandbox-";
+/// A younger directory may belong to a start that has not locked it yet.
+const SETTLED: Duration = Duration::from_secs(60);
 
 impl Scratch {
     pub(crate) fn new() -> io::Result<Self> {
+        sweep(&std::env::temp_dir(), SETTLED);
         let mode = std::fs::Permissions::from_mode(0o700);
-        tempfile::Builder::new().prefix("hermes-sandbox-").permissions(mode).tempdir().map(Self)
+        let dir = tempfile::Builder::new().prefix(PREFIX).permissions(mode).tempdir()?;
+        let lock = File::open(dir.path())?;
+        lock.try_lock()?;
+        Ok(Self { dir, _lock: lock })
     }
 
     pub(crate) fn path(&self) -> &Path {
-        self.0.path()
+        self.dir.path()
+    }
+}
+
+/// Removes what supervisors that were killed have left behind. Whatever cannot be looked at is somebody else's.
+fn sweep(temporary: &Path, settled: Duration) {
+    for entry in std::fs::read_dir(temporary).into_iter().flatten().flatten() {
+        let named = entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes());
+        let Ok(meta) = entry.metadata() else { continue };
+        let old = meta.modified().is_ok_and(|at| at.elapsed().is_ok_and(|age| age >= settled));
+        if named && old && meta.is_dir() && meta.uid() == geteuid().as_raw() && meta.permissions().mode() & 0o7777 == 0o700 {
+            let left = File::open(entry.path()).is_ok_and(|lock| lock.try_lock().is_ok());
+            if left && empty(&entry.path()).is_ok() {
+                let _ = std::fs::remove_dir(entry.path());
+            }
+        }
     }
 }
 
@@ -96,6 +124,26 @@ mod tests {
     fn only_the_owner_enters() {
         let scratch = Scratch::new().unwrap();
         assert_eq!(std::fs::metadata(scratch.path()).unwrap().permissions().mode() & 0o7777, 0o700);
+    }
+
+    #[test]
+    fn what_a_killed_supervisor_left_is_swept_and_nothing_else() {
+        let temporary = tempfile::tempdir().unwrap();
+        let make = |name: &str, mode| {
+            let path = temporary.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            std::fs::write(path.join("f"), "").unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            path
+        };
+        let (left, live) = (make("hermes-sandbox-left", 0o700), make("hermes-sandbox-live", 0o700));
+        let (other, open) = (make("something-else", 0o700), make("hermes-sandbox-open", 0o755));
+        let lock = File::open(&live).unwrap();
+        lock.try_lock().unwrap();
+        sweep(temporary.path(), Duration::from_secs(3600));
+        assert!(left.exists(), "too young");
+        sweep(temporary.path(), Duration::ZERO);
+        assert_eq!([&left, &live, &other, &open].map(|path| path.exists()), [false, true, true, true]);
     }
 
     #[test]
