@@ -3,6 +3,8 @@
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
+use super::process::{CapabilityData, CapabilityHeader};
+
 /// The kernel's Landlock ABI, also when it is above what any crate knows; 0 when there is none or it is switched off.
 pub fn landlock_abi() -> u32 {
     const VERSION: libc::c_uint = 1;
@@ -19,20 +21,7 @@ pub fn seccomp_mode() -> i32 {
 
 /// The calling thread's effective and permitted capabilities, as the kernel's bit masks.
 pub fn capabilities() -> [u64; 2] {
-    #[repr(C)]
-    struct Header {
-        version: u32,
-        pid: i32,
-    }
-    #[repr(C)]
-    #[derive(Clone, Copy, Default)]
-    struct Data {
-        effective: u32,
-        permitted: u32,
-        inheritable: u32,
-    }
-    let mut header = Header { version: 0x2008_0522, pid: 0 };
-    let mut data = [Data::default(); 2];
+    let (mut header, mut data) = (CapabilityHeader::VERSION_3, [CapabilityData::default(); 2]);
     // SAFETY: version 3 of capget(2) fills two data words.
     let result = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()) };
     if result != 0 {

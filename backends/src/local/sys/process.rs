@@ -241,23 +241,30 @@ extern "C" fn init_main(argument: *mut libc::c_void) -> libc::c_int {
     unreachable!("exit_group returned")
 }
 
+/// `__user_cap_header_struct` of `linux/capability.h`.
+#[repr(C)]
+pub(super) struct CapabilityHeader {
+    version: u32,
+    pid: i32,
+}
+
+impl CapabilityHeader {
+    /// 64 capabilities in two words, of the calling thread.
+    pub(super) const VERSION_3: Self = Self { version: 0x2008_0522, pid: 0 };
+}
+
+/// `__user_cap_data_struct`, one word of it.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct CapabilityData {
+    pub(super) effective: u32,
+    pub(super) permitted: u32,
+    pub(super) inheritable: u32,
+}
+
 /// Makes the capabilities inheritable and ambient, so that the exec of a program by a user other than 0 keeps them.
 fn keep_capabilities(capabilities: &[u32]) -> Result<(), Errno> {
-    #[repr(C)]
-    struct Header {
-        version: u32,
-        pid: i32,
-    }
-    #[repr(C)]
-    #[derive(Clone, Copy, Default)]
-    struct Data {
-        effective: u32,
-        permitted: u32,
-        inheritable: u32,
-    }
-    const VERSION_3: u32 = 0x2008_0522;
-    let mut header = Header { version: VERSION_3, pid: 0 };
-    let mut data = [Data::default(); 2];
+    let (mut header, mut data) = (CapabilityHeader::VERSION_3, [CapabilityData::default(); 2]);
     for &capability in capabilities {
         let (word, bit) = ((capability / 32) as usize, 1 << (capability % 32));
         data[word].effective |= bit;
