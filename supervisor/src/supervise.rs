@@ -101,13 +101,12 @@ pub(crate) fn run(
         signals,
         relay,
         log,
-        deadline: None,
+        deadline: Some((Instant::now() + START, Due::Abandon)),
         interrupted: None,
         leader: None,
         suspend: None,
         timed_out: false,
     };
-    session.deadline = Some((Instant::now() + START, Due::Abandon));
     let status = session.wait()?;
     if cgroups.is_empty() {
         session.sandbox.release();
@@ -412,15 +411,14 @@ impl Session<'_> {
 fn failed(error: &StepError, command: &[OsString]) -> Error {
     let program = command.first().map(|program| ospath::escaped_bytes(program.as_bytes())).unwrap_or_default();
     match (error.step, error.errno()) {
-        (Step::Exec, Errno::ENOENT) if interpreter(command).is_some() => {
-            let interpreter = interpreter(command).unwrap_or_default();
-            Error::new(Kind::NotFound, format!("{program}: its interpreter {interpreter} is not in the sandbox"))
-                .hint("correct the #! line, or grant the interpreter with --ro")
-        }
-        (Step::Exec, Errno::ENOENT | Errno::ENOTDIR) => {
-            Error::new(Kind::NotFound, format!("{program}: command not found in the sandbox"))
-                .hint("it is looked for in PATH and in what the policy grants; `--ro DIR` grants a directory")
-        }
+        (Step::Exec, errno @ (Errno::ENOENT | Errno::ENOTDIR)) => match interpreter(command).filter(|_| errno == Errno::ENOENT) {
+            Some(interpreter) => {
+                Error::new(Kind::NotFound, format!("{program}: its interpreter {interpreter} is not in the sandbox"))
+                    .hint("correct the #! line, or grant the interpreter with --ro")
+            }
+            None => Error::new(Kind::NotFound, format!("{program}: command not found in the sandbox"))
+                .hint("it is looked for in PATH and in what the policy grants; `--ro DIR` grants a directory"),
+        },
         (Step::Exec, Errno::E2BIG) => {
             Error::new(Kind::NotExecutable, format!("{program}: arguments and environment are too long (E2BIG)"))
         }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use caps::{CapSet, Capability};
@@ -21,7 +21,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, pthread_sigmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
@@ -53,10 +53,13 @@ pub fn main() -> i32 {
         Tier::Namespaces => serve_namespaces(*setup, fds, &channel),
         Tier::Landlock => serve_landlock(&setup, fds, &channel),
     };
-    outcome.unwrap_or_else(|error| {
-        let _ = channel.send(&Event::SetupFailed(error), &[]);
-        125
-    })
+    outcome.unwrap_or_else(|error| fail(&channel, error))
+}
+
+/// Tells the supervisor why the sandbox ends. Returns the exit status.
+fn fail(channel: &Channel, error: StepError) -> i32 {
+    let _ = channel.send(&Event::SetupFailed(error), &[]);
+    125
 }
 
 struct Init {
@@ -64,8 +67,6 @@ struct Init {
     /// Does `kill(-1)` reach this sandbox and nothing else?
     kept_in: bool,
     spawner: Spawner,
-    /// How the broker's start went; asked for before the first job, so that the two overlap.
-    broker: Option<Receiver<Result<(), StepError>>>,
     children: SignalFd,
     jobs: BTreeMap<JobId, Job>,
     terminal: Option<OwnedFd>,
@@ -103,13 +104,15 @@ fn serve_namespaces(setup: Setup, mut fds: Vec<OwnedFd>, channel: &Arc<Channel>)
             let keep = || -> Result<i32, StepError> {
                 keep_only(&[Capability::CAP_SYS_PTRACE]).at(Step::Capabilities)?;
                 let HandOver { listener, jobs } = taken.recv().map_err(|_| StepError::new(Step::Thread, Errno::ESRCH))?;
-                let broker = listener.map(|listener| start_broker(listener, &setup, private_devices)).transpose()?;
-                let memory = setup.memory_watchdog;
-                Ok(Init { tier: setup.tier, kept_in: true, spawner, broker, children, jobs, terminal: None, memory }
-                    .serve(&channel))
+                // The first job runs already; its connects wait until the broker serves them.
+                if let Some(listener) = listener {
+                    start_broker(listener, &setup, private_devices)?;
+                }
+                let (tier, memory) = (setup.tier, setup.memory_watchdog);
+                Ok(Init { tier, kept_in: true, spawner, children, jobs, terminal: None, memory }.serve(&channel))
             };
             // Without its keeper a sandbox ends; the kernel takes everything with pid 1.
-            std::process::exit(keep().unwrap_or(125))
+            std::process::exit(keep().unwrap_or_else(|error| fail(&channel, error)))
         }
     };
     std::thread::Builder::new().name("hermes-keeper".to_owned()).spawn(keeper).at(Step::Thread)?;
@@ -130,17 +133,25 @@ fn first_job(channel: &Channel) -> Option<BTreeMap<JobId, Job>> {
             Ok(Some((Request::Spawn(spawn), fds))) => {
                 let (job, last) = (spawn.job, spawn.last);
                 let started = standard(&spawn, terminal.take(), fds).and_then(|stdio| spawner::start(&spawn, &stdio, false));
-                let (event, jobs) = match started {
-                    Ok(pid) => (Event::Started { job }, BTreeMap::from([(job, Job { pid, last })])),
-                    Err(error) => (Event::StartFailed { job, error }, BTreeMap::new()),
-                };
-                let _ = channel.send(&event, &[]);
-                return Some(jobs);
+                return Some(enter_job(channel, job, last, started).ok().into_iter().collect());
             }
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => return None,
         }
     }
+}
+
+/// Tells the supervisor how a start went. Returns the entry of the table of jobs, or the step that failed.
+fn enter_job(channel: &Channel, job: JobId, last: bool, started: Result<Pid, StepError>) -> Result<(JobId, Job), Step> {
+    let (event, entry) = match started {
+        Ok(pid) => (Event::Started { job }, Ok((job, Job { pid, last }))),
+        Err(error) => {
+            let step = error.step;
+            (Event::StartFailed { job, error }, Err(step))
+        }
+    };
+    let _ = channel.send(&event, &[]);
+    entry
 }
 
 fn serve_landlock(setup: &Setup, mut fds: Vec<OwnedFd>, channel: &Channel) -> Result<i32, StepError> {
@@ -161,7 +172,7 @@ fn serve_landlock(setup: &Setup, mut fds: Vec<OwnedFd>, channel: &Channel) -> Re
         keep_only(&[]).at(Step::Capabilities)?;
     }
     let (jobs, memory) = (BTreeMap::new(), setup.memory_watchdog);
-    Ok(Init { tier: setup.tier, kept_in, spawner, broker: None, children, jobs, terminal: None, memory }.serve(channel))
+    Ok(Init { tier: setup.tier, kept_in, spawner, children, jobs, terminal: None, memory }.serve(channel))
 }
 
 /// What comes first in both tiers. Returns where deaths of children are told.
@@ -174,9 +185,7 @@ fn prepare(setup: &Setup) -> Result<SignalFd, StepError> {
     // The modes in the plan are what is meant; jobs get the caller's mask.
     umask(Mode::empty());
     if let Some(processes) = setup.processes {
-        // Never above what the caller may have: only CAP_SYS_RESOURCE raises a hard limit (getrlimit(2)).
-        let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).at(Step::Limits)?;
-        let processes = processes.min(hard);
+        let processes = spawner::capped(Resource::RLIMIT_NPROC, processes)?;
         setrlimit(Resource::RLIMIT_NPROC, processes, processes).at(Step::Limits)?;
     }
     let blocked = SigSet::all();
@@ -209,11 +218,8 @@ fn keep_only(wanted: &[Capability]) -> Result<(), Errno> {
     caps::set(None, CapSet::Permitted, &wanted).map_err(refused)
 }
 
-fn start_broker(
-    listener: OwnedFd,
-    setup: &Setup,
-    private_devices: Vec<u64>,
-) -> Result<Receiver<Result<(), StepError>>, StepError> {
+/// Starts the broker and waits until it can serve.
+fn start_broker(listener: OwnedFd, setup: &Setup, private_devices: Vec<u64>) -> Result<(), StepError> {
     let (in_writable, elsewhere): (Vec<PathBuf>, Vec<PathBuf>) =
         setup.unix_connect.iter().cloned().partition(|path| lies_in_writable(path, &setup.mounts));
     let open = |path: &PathBuf| openat(AT_FDCWD, path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).ok();
@@ -232,7 +238,7 @@ fn start_broker(
         Err(error) => drop(ready.send(Err(error))),
     };
     std::thread::Builder::new().name("hermes-broker".to_owned()).spawn(serve).at(Step::Thread)?;
-    Ok(outcome)
+    outcome.recv().map_err(|_| StepError::new(Step::Broker, Errno::ESRCH))?
 }
 
 /// Could a job put another socket in the place of this one?
@@ -286,19 +292,10 @@ impl Init {
             Request::Spawn(spawn) => {
                 let job = spawn.job;
                 let last = spawn.last;
-                let (event, over) = match self.spawn(*spawn, fds) {
-                    Ok(pid) => {
-                        self.jobs.insert(job, Job { pid, last });
-                        (Event::Started { job }, false)
-                    }
-                    Err(error) => {
-                        let over = error.step == Step::Spawner;
-                        (Event::StartFailed { job, error }, over)
-                    }
-                };
-                let _ = channel.send(&event, &[]);
-                if over {
-                    return Some(self.end());
+                match enter_job(channel, job, last, self.spawn(*spawn, fds)) {
+                    Ok((job, entry)) => drop(self.jobs.insert(job, entry)),
+                    Err(Step::Spawner) => return Some(self.end()),
+                    Err(_) => {}
                 }
             }
             Request::Signal { job, signal, group } => {
@@ -317,10 +314,6 @@ impl Init {
     }
 
     fn spawn(&mut self, spawn: Spawn, fds: Vec<OwnedFd>) -> Result<Pid, StepError> {
-        if let Some(broker) = &self.broker {
-            broker.recv().map_err(|_| StepError::new(Step::Broker, Errno::ESRCH))??;
-            self.broker = None;
-        }
         let stdio = standard(&spawn, self.terminal.take(), fds)?;
         self.spawner.spawn(spawn, stdio)
     }

@@ -235,10 +235,14 @@ pub fn start(spawn: &Spawn, stdio: &[OwnedFd], sibling: bool) -> Answer {
     })
 }
 
-/// A resource limit, never above the caller's own.
-fn limit(resource: Resource, value: u64) -> Result<(libc::c_int, libc::rlimit), StepError> {
+/// `value`, but never above what the caller may have: only CAP_SYS_RESOURCE raises a hard limit (getrlimit(2)).
+pub fn capped(resource: Resource, value: u64) -> Result<u64, StepError> {
     let (_, hard) = getrlimit(resource).at(Step::Limits)?;
-    let value = value.min(hard);
+    Ok(value.min(hard))
+}
+
+fn limit(resource: Resource, value: u64) -> Result<(libc::c_int, libc::rlimit), StepError> {
+    let value = capped(resource, value)?;
     Ok((resource as libc::c_int, libc::rlimit { rlim_cur: value, rlim_max: value }))
 }
 
