@@ -1,6 +1,7 @@
 //! The program: command line, run, and everything that people see.
 
 mod args;
+mod beneath;
 mod doctor;
 mod engine;
 mod error;
@@ -19,6 +20,7 @@ mod run;
 mod sample;
 mod scratch;
 mod start;
+mod state;
 mod stdio;
 mod supervise;
 mod table;

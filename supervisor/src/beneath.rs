@@ -1,0 +1,168 @@
+//! Reaching files below a directory that somebody hostile may write: by descriptor, never above it, never through a symlink.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Component, Path};
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
+
+/// A directory, opened once.
+#[derive(Debug)]
+pub(crate) struct Root(OwnedFd);
+
+impl Root {
+    /// Opens `path`, which may itself be reached through symlinks.
+    pub(crate) fn open(path: &Path) -> Result<Self, Errno> {
+        openat(AT_FDCWD, path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).map(Self)
+    }
+
+    /// Takes a descriptor of a directory.
+    pub(crate) fn from_fd(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
+    /// Opens `relative`, of which no part may be a symlink. An empty path is the directory itself.
+    ///
+    /// # Errors
+    /// ELOOP for a symlink, EXDEV for a path that leads above.
+    pub(crate) fn at(&self, relative: &Path, flags: OFlag, mode: Mode) -> Result<OwnedFd, Errno> {
+        let relative = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
+        let flags = flags | OFlag::O_CLOEXEC;
+        let how = OpenHow::new()
+            .flags(flags)
+            .mode(mode)
+            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        loop {
+            match openat2(&self.0, relative, how) {
+                // A rename outside met the look-up, openat2(2).
+                Err(Errno::EAGAIN) => {}
+                // Inside another sandbox, whose filter cannot see openat2's arguments, or before Linux 5.6.
+                Err(Errno::ENOSYS | Errno::EPERM) => return self.at_by_name(relative, flags, mode),
+                other => return other,
+            }
+        }
+    }
+
+    fn at_by_name(&self, relative: &Path, flags: OFlag, mode: Mode) -> Result<OwnedFd, Errno> {
+        let mut names: Vec<&OsStr> = Vec::new();
+        for component in relative.components() {
+            match component {
+                Component::Normal(name) => names.push(name),
+                Component::CurDir => {}
+                _ => return Err(Errno::EXDEV),
+            }
+        }
+        let Some(last) = names.pop() else { return openat(&self.0, ".", flags, mode) };
+        let step = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mut at: Option<OwnedFd> = None;
+        for name in names {
+            at = Some(openat(at.as_ref().unwrap_or(&self.0), name, step, Mode::empty())?);
+        }
+        let fd = openat(at.as_ref().unwrap_or(&self.0), last, flags | OFlag::O_NOFOLLOW, mode)?;
+        if kind(&fstat(&fd)?) == SFlag::S_IFLNK { Err(Errno::ELOOP) } else { Ok(fd) }
+    }
+
+    /// The directory that holds `relative`, and its name there.
+    pub(crate) fn parent<'p>(&self, relative: &'p Path) -> Result<(OwnedFd, &'p OsStr), Errno> {
+        let name = relative.file_name().ok_or(Errno::EINVAL)?;
+        let parent = relative.parent().unwrap_or(Path::new(""));
+        Ok((self.at(parent, OFlag::O_PATH | OFlag::O_DIRECTORY, Mode::empty())?, name))
+    }
+
+    /// What `relative` is; a symlink at its end is told, not followed.
+    pub(crate) fn stat(&self, relative: &Path) -> Result<FileStat, Errno> {
+        if relative.as_os_str().is_empty() {
+            return fstat(&self.0);
+        }
+        let (parent, name) = self.parent(relative)?;
+        nix::sys::stat::fstatat(&parent, name, nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW)
+    }
+
+    /// Opens a regular file for reading. Anything else, which could block or act, is EINVAL.
+    pub(crate) fn open_file(&self, relative: &Path) -> Result<(File, FileStat), Errno> {
+        // O_NONBLOCK: a FIFO would wait for a writer. O_NOATIME is the owner's right alone and not worth a failure.
+        let fd = self.at(relative, OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY, Mode::empty())?;
+        let stat = fstat(&fd)?;
+        if kind(&stat) != SFlag::S_IFREG {
+            return Err(Errno::EINVAL);
+        }
+        Ok((File::from(fd), stat))
+    }
+
+    /// Reads a regular file of at most `limit` bytes.
+    ///
+    /// # Errors
+    /// EFBIG for a longer one.
+    pub(crate) fn read(&self, relative: &Path, limit: u64) -> Result<(Vec<u8>, FileStat), Errno> {
+        let (file, stat) = self.open_file(relative)?;
+        let mut content = Vec::new();
+        file.take(limit + 1).read_to_end(&mut content).map_err(|e| errno(&e))?;
+        if content.len() as u64 > limit { Err(Errno::EFBIG) } else { Ok((content, stat)) }
+    }
+}
+
+impl AsFd for Root {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The type bits of a mode.
+pub(crate) fn kind(stat: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(stat.st_mode & libc_format())
+}
+
+fn libc_format() -> u32 {
+    SFlag::S_IFMT.bits()
+}
+
+/// The errno of an I/O error; EIO for one that has none.
+pub(crate) fn errno(error: &io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
+
+/// A path that names an open file, for calls that take paths only.
+pub(crate) fn by_descriptor(fd: impl AsFd) -> OsString {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()).into()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn symlinks_and_what_is_above_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("in/deep")).unwrap();
+        std::fs::write(dir.path().join("secret"), "s").unwrap();
+        std::fs::write(dir.path().join("in/deep/f"), "content").unwrap();
+        symlink("../secret", dir.path().join("in/out")).unwrap();
+        symlink("deep", dir.path().join("in/short")).unwrap();
+        let root = Root::open(&dir.path().join("in")).unwrap();
+        assert_eq!(root.read(Path::new("deep/f"), 7).unwrap().0, b"content");
+        assert_eq!(root.read(Path::new("deep/f"), 6).unwrap_err(), Errno::EFBIG);
+        assert_eq!(root.read(Path::new("out"), 9).unwrap_err(), Errno::ELOOP);
+        assert_eq!(root.read(Path::new("short/f"), 9).unwrap_err(), Errno::ELOOP);
+        assert_eq!(root.read(Path::new("../secret"), 9).unwrap_err(), Errno::EXDEV);
+        assert_eq!(kind(&root.stat(Path::new("out")).unwrap()), SFlag::S_IFLNK);
+        for bad in ["out", "short/f", "../secret"] {
+            assert!(root.at_by_name(Path::new(bad), OFlag::O_RDONLY, Mode::empty()).is_err(), "{bad}");
+        }
+        assert!(root.at_by_name(Path::new("./deep/f"), OFlag::O_RDONLY, Mode::empty()).is_ok());
+    }
+
+    #[test]
+    fn what_is_not_a_file_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        nix::unistd::mkfifo(&dir.path().join("fifo"), Mode::S_IRWXU).unwrap();
+        let root = Root::open(dir.path()).unwrap();
+        assert_eq!(root.read(Path::new("fifo"), 1).unwrap_err(), Errno::EINVAL);
+        assert_eq!(root.read(Path::new(""), 1).unwrap_err(), Errno::EINVAL);
+    }
+}
