@@ -3,6 +3,7 @@
 pub mod files;
 pub mod losses;
 pub mod mounts;
+pub mod shadow;
 
 use std::path::{Path, PathBuf};
 

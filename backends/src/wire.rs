@@ -7,6 +7,9 @@
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
+use std::path::{Path, PathBuf};
+
+use hermes_profiles::ospath;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -37,6 +40,8 @@ pub type JobId = u32;
 pub enum Request {
     /// Build the sandbox. Descriptors: one id-mapped tree per `trees`, then the handed files.
     Setup(Box<Setup>),
+    /// Mount over names in host trees; answered by [`Event::Covered`].
+    Cover(Vec<Cover>),
     /// Start a job. Descriptors: one per `Stdio::Handed` in order.
     Spawn(Box<Spawn>),
     /// Open a pseudo-terminal for the next job; answered by [`Event::Terminal`].
@@ -79,12 +84,58 @@ pub struct Setup {
     /// The network.
     pub network: NetworkPlan,
     /// Host sockets that may be connected to.
-    #[serde(with = "hermes_profiles::ospath::list")]
-    pub unix_connect: Vec<std::path::PathBuf>,
+    #[serde(with = "ospath::list")]
+    pub unix_connect: Vec<PathBuf>,
     /// RLIMIT_NPROC for the tree.
     pub processes: Option<u64>,
     /// Bytes at which the watchdog kills.
     pub memory_watchdog: Option<u64>,
+}
+
+/// A mount over a name in a host tree. All paths are as seen inside and lead through no symlink.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cover {
+    /// A directory on itself, so that it cannot be renamed or removed.
+    Pin {
+        /// Which.
+        #[serde(with = "ospath")]
+        target: PathBuf,
+    },
+    /// A file or directory on itself, read-only.
+    ReadOnly {
+        /// Which.
+        #[serde(with = "ospath")]
+        target: PathBuf,
+    },
+    /// Another directory over a directory.
+    Directory {
+        /// Which.
+        #[serde(with = "ospath")]
+        target: PathBuf,
+        /// What is seen there.
+        #[serde(with = "ospath")]
+        source: PathBuf,
+    },
+    /// A symlink over a regular file.
+    Link {
+        /// Which.
+        #[serde(with = "ospath")]
+        target: PathBuf,
+        /// The symlink that is seen there.
+        #[serde(with = "ospath")]
+        source: PathBuf,
+    },
+}
+
+impl Cover {
+    /// The name that is covered.
+    pub fn target(&self) -> &Path {
+        match self {
+            Self::Pin { target } | Self::ReadOnly { target } | Self::Directory { target, .. } | Self::Link { target, .. } => {
+                target
+            }
+        }
+    }
 }
 
 /// What a descriptor was opened for.
@@ -144,6 +195,11 @@ pub enum Event {
     Terminal,
     /// A pseudo-terminal could not be opened.
     TerminalFailed(StepError),
+    /// The names are covered, but for these: index in the request and why not.
+    Covered {
+        /// Empty when all are.
+        failed: Vec<(u32, StepError)>,
+    },
     /// The job runs.
     Started {
         /// Which.

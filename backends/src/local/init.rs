@@ -31,11 +31,11 @@ use nix::unistd::{Pid, getppid, setsid};
 
 use super::landlock::{Handed, keep_signals_in};
 use super::spawner::{Confinement, Spawner};
-use super::{broker, root, spawner, sys, tree};
+use super::{broker, cover, root, spawner, sys, tree};
 use crate::limits::watchdog;
 use crate::plan::{MountStep, NetworkPlan, Tier};
 use crate::step::{At, Step, StepError};
-use crate::wire::{Channel, Event, JobId, Request, Setup, Spawn, Stdio};
+use crate::wire::{Channel, Cover, Event, JobId, Request, Setup, Spawn, Stdio};
 
 /// How often the watchdog looks while memory use is far from its limit.
 const WATCH_SLOW: Duration = Duration::from_millis(500);
@@ -78,10 +78,12 @@ struct Job {
     last: bool,
 }
 
-/// What the first job's start leaves to the keeper.
-struct HandOver {
-    listener: Option<OwnedFd>,
-    jobs: BTreeMap<JobId, Job>,
+/// What the first thread, which gives up all rights before the first job, asks the keeper for.
+enum Task {
+    /// Cover names; the answer goes to the supervisor.
+    Cover(Vec<Cover>),
+    /// Take over: the first job runs.
+    HandOver { listener: Option<OwnedFd>, jobs: BTreeMap<JobId, Job> },
 }
 
 fn serve_namespaces(setup: Setup, mut fds: Vec<OwnedFd>, channel: &Arc<Channel>) -> Result<i32, StepError> {
@@ -97,13 +99,22 @@ fn serve_namespaces(setup: Setup, mut fds: Vec<OwnedFd>, channel: &Arc<Channel>)
     let private_devices = root::enter(&setup.mounts, setup.scratch, trees)?;
     let confinement = confinement(&setup, handed, true);
     let (spawner, desk) = spawner::pair();
-    let (hand_over, taken) = mpsc::channel::<HandOver>();
+    let (tasks, to_do) = mpsc::channel::<Task>();
+    let (covered, done) = mpsc::channel::<()>();
     let keeper = {
         let channel = Arc::clone(channel);
         move || {
             let keep = || -> Result<i32, StepError> {
-                keep_only(&[Capability::CAP_SYS_PTRACE]).at(Step::Capabilities)?;
-                let HandOver { listener, jobs } = taken.recv().map_err(|_| StepError::new(Step::Thread, Errno::ESRCH))?;
+                keep(&[Capability::CAP_SYS_PTRACE], &[Capability::CAP_SYS_ADMIN]).at(Step::Capabilities)?;
+                let (listener, jobs) = loop {
+                    match to_do.recv().map_err(|_| StepError::new(Step::Thread, Errno::ESRCH))? {
+                        Task::HandOver { listener, jobs } => break (listener, jobs),
+                        Task::Cover(covers) => {
+                            cover_names(&channel, &covers);
+                            covered.send(()).map_err(|_| StepError::new(Step::Thread, Errno::ESRCH))?;
+                        }
+                    }
+                };
                 // The first job runs already; its connects wait until the broker serves them.
                 if let Some(listener) = listener {
                     start_broker(listener, &setup, private_devices)?;
@@ -118,14 +129,16 @@ fn serve_namespaces(setup: Setup, mut fds: Vec<OwnedFd>, channel: &Arc<Channel>)
     std::thread::Builder::new().name("hermes-keeper".to_owned()).spawn(keeper).at(Step::Thread)?;
     let listener = spawner::confine(&confinement)?;
     drop(confinement);
-    let Some(jobs) = first_job(channel) else { return Ok(125) };
-    hand_over.send(HandOver { listener, jobs }).map_err(|_| StepError::new(Step::Thread, Errno::ESRCH))?;
+    let gone = || StepError::new(Step::Thread, Errno::ESRCH);
+    let cover = |covers| tasks.send(Task::Cover(covers)).is_ok() && done.recv().is_ok();
+    let Some(jobs) = first_job(channel, cover) else { return Ok(125) };
+    tasks.send(Task::HandOver { listener, jobs }).map_err(|_| gone())?;
     desk.serve();
     Ok(125)
 }
 
 /// Starts the first job that the supervisor asks for, by the calling thread. `None` when the sandbox ends instead.
-fn first_job(channel: &Channel) -> Option<BTreeMap<JobId, Job>> {
+fn first_job(channel: &Channel, cover: impl Fn(Vec<Cover>) -> bool) -> Option<BTreeMap<JobId, Job>> {
     let mut terminal = None;
     loop {
         match channel.receive::<Request>() {
@@ -135,10 +148,30 @@ fn first_job(channel: &Channel) -> Option<BTreeMap<JobId, Job>> {
                 let started = standard(&spawn, terminal.take(), fds).and_then(|stdio| spawner::start(&spawn, &stdio, false));
                 return Some(enter_job(channel, job, last, started).ok().into_iter().collect());
             }
+            Ok(Some((Request::Cover(covers), _))) => {
+                // A job that started before would write past the cover.
+                if !cover(covers) {
+                    return None;
+                }
+            }
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => return None,
         }
     }
+}
+
+/// Covers names with the right to mount, which the keeper holds for no longer.
+fn cover_names(channel: &Channel, covers: &[Cover]) {
+    let admin = Capability::CAP_SYS_ADMIN;
+    let failed = match caps::raise(None, CapSet::Effective, admin) {
+        Ok(()) => cover::apply(covers),
+        Err(_) => (0..)
+            .zip(covers)
+            .map(|(index, cover)| (index, StepError::on(Step::Capabilities, cover.target(), Errno::EPERM)))
+            .collect(),
+    };
+    let _ = caps::drop(None, CapSet::Effective, admin);
+    let _ = channel.send(&Event::Covered { failed }, &[]);
 }
 
 /// Tells the supervisor how a start went. Returns the entry of the table of jobs, or the step that failed.
@@ -210,12 +243,16 @@ fn confinement(setup: &Setup, handed: Vec<Handed>, capable: bool) -> Confinement
 }
 
 fn keep_only(wanted: &[Capability]) -> Result<(), Errno> {
-    let wanted = wanted.iter().copied().collect();
+    keep(wanted, &[])
+}
+
+/// Gives up all capabilities but `effective`, and `permitted`, which must be raised to be used.
+fn keep(effective: &[Capability], permitted: &[Capability]) -> Result<(), Errno> {
     let refused = |_| Errno::EPERM;
     caps::clear(None, CapSet::Ambient).map_err(refused)?;
     caps::clear(None, CapSet::Inheritable).map_err(refused)?;
-    caps::set(None, CapSet::Effective, &wanted).map_err(refused)?;
-    caps::set(None, CapSet::Permitted, &wanted).map_err(refused)
+    caps::set(None, CapSet::Effective, &effective.iter().copied().collect()).map_err(refused)?;
+    caps::set(None, CapSet::Permitted, &effective.iter().chain(permitted).copied().collect()).map_err(refused)
 }
 
 /// Starts the broker and waits until it can serve.
@@ -230,7 +267,11 @@ fn start_broker(listener: OwnedFd, setup: &Setup, private_devices: Vec<u64>) -> 
         private_devices,
     };
     let (ready, outcome) = mpsc::channel();
-    let serve = move || match broker::Broker::new(listener, &config) {
+    let make = move || {
+        keep_only(&[Capability::CAP_SYS_PTRACE]).at(Step::Capabilities)?;
+        broker::Broker::new(listener, &config)
+    };
+    let serve = move || match make() {
         Ok(broker) => {
             let _ = ready.send(Ok(()));
             broker.serve();
@@ -289,6 +330,9 @@ impl Init {
         match request {
             Request::Setup(_) => {}
             Request::OpenTerminal => self.terminal = give_terminal(channel),
+            // Without a mount namespace there is nothing to cover with, and nobody asks.
+            Request::Cover(_) if self.tier == Tier::Landlock => {}
+            Request::Cover(covers) => cover_names(channel, &covers),
             Request::Spawn(spawn) => {
                 let job = spawn.job;
                 let last = spawn.last;

@@ -4,6 +4,7 @@
 //! the other side of the socket is [`init`].
 
 pub mod broker;
+mod cover;
 mod idmap;
 pub mod init;
 pub mod landlock;
@@ -26,7 +27,7 @@ use nix::unistd::Pid;
 
 use crate::plan::{Enforcer, MountStep, NetworkPlan, Plan, Tier};
 use crate::step::{At, Step, StepError};
-use crate::wire::{Channel, Event, JobId, Opened, Request, Setup, Spawn};
+use crate::wire::{Channel, Cover, Event, JobId, Opened, Request, Setup, Spawn};
 use sys::process::{InitSpec, OneUser, spawn_init};
 
 /// First argument that makes the program act as init.
@@ -111,6 +112,11 @@ impl Sandbox {
     /// Starts a job; the answer is an event.
     pub fn spawn(&self, spawn: Spawn, fds: &[BorrowedFd<'_>]) -> Result<(), StepError> {
         self.request(&Request::Spawn(Box::new(spawn)), fds)
+    }
+
+    /// Mounts over names in host trees; the answer is an event.
+    pub fn cover(&self, covers: Vec<Cover>) -> Result<(), StepError> {
+        self.request(&Request::Cover(covers), &[])
     }
 
     /// Sends a signal to a job's leader, or to its process group.

@@ -56,7 +56,8 @@ pub fn open_source(source: &Source) -> Result<OwnedFd, StepError> {
     Ok(fd)
 }
 
-fn open_without_links(path: &Path) -> Result<OwnedFd, Errno> {
+/// Opens a path of which no part is a symlink.
+pub(super) fn open_without_links(path: &Path) -> Result<OwnedFd, Errno> {
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS);

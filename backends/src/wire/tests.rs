@@ -114,11 +114,21 @@ fn spawns() -> impl Strategy<Value = Spawn> {
     )
 }
 
+fn covers() -> impl Strategy<Value = Cover> {
+    (paths(), paths(), 0..4).prop_map(|(target, source, kind)| match kind {
+        0 => Cover::Pin { target },
+        1 => Cover::ReadOnly { target },
+        2 => Cover::Directory { target, source },
+        _ => Cover::Link { target, source },
+    })
+}
+
 fn requests() -> impl Strategy<Value = Request> {
     prop_oneof![
         setups().prop_map(|setup| Request::Setup(Box::new(setup))),
         spawns().prop_map(|spawn| Request::Spawn(Box::new(spawn))),
         Just(Request::OpenTerminal),
+        prop::collection::vec(covers(), 0..4).prop_map(Request::Cover),
         any::<(JobId, i32, bool)>().prop_map(|(job, signal, group)| Request::Signal { job, signal, group }),
         any::<JobId>().prop_map(|job| Request::Kill { job }),
     ]

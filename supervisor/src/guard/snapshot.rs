@@ -1,0 +1,515 @@
+//! What a tree holds that matters to the guard, found by names and times alone.
+//!
+//! A directory whose inode and ctime are what they were has the entries that it had: adding, removing or renaming one
+//! changes the ctime, and no unprivileged process can set it. So a later look only stats the known directories and
+//! guarded files, lists the directories that changed, and reads the files that changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::stat::{FileStat, Mode, SFlag};
+use serde::{Deserialize, Serialize};
+
+use crate::beneath::{Root, kind};
+
+/// Clocks of file systems are coarse before Linux 6.13: what changed at most this long before a look, in nanoseconds, may
+/// change again without another time.
+const COARSE: i64 = 20_000_000;
+/// Bytes of a file that are kept. A longer one is watched but cannot be brought back.
+pub(crate) const LONGEST: u64 = 16 << 20;
+/// What git keeps in a git directory that nobody executes.
+const GIT_DATA: &[&str] = &["objects", "refs", "logs", "lfs"];
+
+/// The tree at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Snapshot {
+    /// The rules that it was taken by; another set of rules needs another walk.
+    pub(crate) stamp: String,
+    /// Nanoseconds since 1970.
+    taken: i64,
+    /// Parents before children.
+    dirs: Vec<Dir>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Dir {
+    parent: u32,
+    name: Vec<u8>,
+    ino: u64,
+    ctime: i64,
+    /// The git directory that it is or lies in.
+    git: Option<u32>,
+    held: Vec<Held>,
+    /// Symlinks that no rule names: (name, target).
+    links: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// A guarded entry.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Held {
+    name: Vec<u8>,
+    ino: u64,
+    ctime: i64,
+    size: i64,
+    /// Permission bits.
+    pub(crate) mode: u32,
+    /// What it is.
+    pub(crate) is: Is,
+}
+
+/// What a guarded entry is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Is {
+    /// A file and its content.
+    File(Vec<u8>),
+    /// A file that is not read: only its times are known.
+    Unread,
+    /// A symlink and its target.
+    Link(Vec<u8>),
+    /// A FIFO, socket or device.
+    Special,
+}
+
+/// How the walk is told what to look for.
+pub(crate) trait Rules {
+    /// What holds for all entries of one directory.
+    type Scope;
+    /// Asked once for each directory, relative to the tree.
+    fn scope(&self, directory: &Path) -> Self::Scope;
+    /// Is this entry guarded? `git` is the path of a git directory that `directory` is or lies in.
+    fn wants(&self, scope: &Self::Scope, directory: &Path, git: Option<&Path>, name: &OsStr, link: bool) -> Wanted;
+    /// Directories that the sandbox cannot change, relative to the tree.
+    fn skips(&self, directory: &Path) -> bool;
+}
+
+/// What to do with an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// Nothing.
+    No,
+    /// Know when it changes.
+    Watched,
+    /// Know what it holds.
+    Kept,
+}
+
+/// A difference between two snapshots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Change {
+    /// Relative to the tree.
+    pub(crate) path: PathBuf,
+    /// The git directory that it lies in.
+    pub(crate) git: Option<PathBuf>,
+    /// As it was.
+    pub(crate) before: Option<Held>,
+    /// As it is.
+    pub(crate) now: Option<Held>,
+}
+
+const ROOT: u32 = u32::MAX;
+
+impl Snapshot {
+    /// Looks at a tree. With an `old` snapshot by the same rules only what changed is looked at closely.
+    ///
+    /// # Errors
+    /// The tree itself cannot be read. What cannot be read inside it is left out: its owner's tools cannot either.
+    pub(crate) fn take<R: Rules>(root: &Root, dev: u64, rules: &R, stamp: &str, old: Option<&Snapshot>) -> Result<Self, Errno> {
+        let old = old.filter(|old| old.stamp == stamp && !old.dirs.is_empty());
+        let taken = now();
+        let mut walk = Walk { root, dev, rules, dirs: Vec::new(), names: Vec::new() };
+        match old {
+            None => walk.enter(ROOT, b"", Path::new(""), None)?,
+            Some(old) => walk.refresh(old)?,
+        }
+        Ok(Self { stamp: stamp.to_owned(), taken, dirs: walk.dirs })
+    }
+
+    /// All guarded entries: path, the git directory around it, and the entry.
+    pub(crate) fn held(&self) -> impl Iterator<Item = (PathBuf, Option<PathBuf>, &Held)> {
+        let paths = self.paths();
+        let git: Vec<Option<PathBuf>> =
+            self.dirs.iter().map(|dir| dir.git.map(|git| paths[git as usize].clone())).collect();
+        self.dirs.iter().enumerate().flat_map(move |(index, dir)| {
+            let (path, git) = (paths[index].clone(), git[index].clone());
+            dir.held.iter().map(move |held| (path.join(held.name()), git.clone(), held))
+        })
+    }
+
+    /// The git directories.
+    pub(crate) fn git_dirs(&self) -> Vec<PathBuf> {
+        let paths = self.paths();
+        let is_own = |(index, dir): &(usize, &Dir)| dir.git == Some(*index as u32);
+        self.dirs.iter().enumerate().filter(is_own).map(|(index, _)| paths[index].clone()).collect()
+    }
+
+    /// Directories that hold guarded entries.
+    pub(crate) fn holders(&self) -> Vec<PathBuf> {
+        let paths = self.paths();
+        let holds = |(_, dir): &(usize, &Dir)| !dir.held.is_empty();
+        self.dirs.iter().enumerate().filter(holds).map(|(index, _)| paths[index].clone()).collect()
+    }
+
+    /// Symlinks that no rule names.
+    pub(crate) fn links(&self) -> BTreeMap<PathBuf, &[u8]> {
+        let paths = self.paths();
+        let all = self.dirs.iter().enumerate().flat_map(|(index, dir)| dir.links.iter().map(move |link| (index, link)));
+        all.map(|(index, (name, target))| (paths[index].join(OsStr::from_bytes(name)), target.as_slice())).collect()
+    }
+
+    /// Takes over what `truth`, a snapshot of the same tree that was taken before something hostile ran, says about every
+    /// guarded entry: what differs from it is not to be believed.
+    pub(crate) fn correct(&mut self, truth: &Snapshot) {
+        let known: BTreeMap<PathBuf, &Held> = truth.held().map(|(path, _, held)| (path, held)).collect();
+        let paths = self.paths();
+        let mut left: BTreeSet<&PathBuf> = known.keys().collect();
+        for (dir, at) in self.dirs.iter_mut().zip(&paths) {
+            dir.held.retain_mut(|held| {
+                let path = at.join(held.name());
+                left.remove(&path);
+                known.get(&path).is_some_and(|truth| {
+                    held.clone_from(truth);
+                    true
+                })
+            });
+        }
+        for path in left {
+            let holder = path.parent().and_then(|parent| paths.iter().position(|at| at == parent));
+            if let Some(holder) = holder {
+                self.dirs[holder].held.push(known[path].clone());
+            }
+        }
+    }
+
+    /// What differs: guarded entries, then symlinks that no rule names and that are new or lead somewhere else.
+    pub(crate) fn changes(&self, now: &Snapshot) -> (Vec<Change>, Vec<(PathBuf, PathBuf)>) {
+        let mut before: BTreeMap<PathBuf, (Option<PathBuf>, &Held)> =
+            self.held().map(|(path, git, held)| (path, (git, held))).collect();
+        let mut changes = Vec::new();
+        for (path, git, held) in now.held() {
+            let old = before.remove(&path);
+            if old.as_ref().is_none_or(|(_, old)| !old.same(held, self.taken)) {
+                changes.push(Change { path, git, before: old.map(|(_, old)| old.clone()), now: Some(held.clone()) });
+            }
+        }
+        let gone = before.into_iter().map(|(path, (git, old))| Change { path, git, before: Some(old.clone()), now: None });
+        changes.extend(gone);
+        let known = self.links();
+        let new = now.links().into_iter().filter(|(path, target)| known.get(path) != Some(target));
+        (changes, new.map(|(path, target)| (path, PathBuf::from(OsStr::from_bytes(target)))).collect())
+    }
+
+    fn paths(&self) -> Vec<PathBuf> {
+        paths(&self.dirs)
+    }
+}
+
+fn paths(dirs: &[Dir]) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = Vec::with_capacity(dirs.len());
+    for dir in dirs {
+        let path = paths.get(dir.parent as usize).map(|parent| parent.join(OsStr::from_bytes(&dir.name))).unwrap_or_default();
+        paths.push(path);
+    }
+    paths
+}
+
+impl Held {
+    pub(crate) fn name(&self) -> &OsStr {
+        OsStr::from_bytes(&self.name)
+    }
+
+    /// Is this still what it was at a look at `taken`? Contents decide, where they are known.
+    fn same(&self, now: &Held, taken: i64) -> bool {
+        match (&self.is, &now.is) {
+            (Is::Unread, Is::Unread) => self.untouched(now.ino, now.ctime, now.size, taken),
+            (was, is) => was == is && self.mode == now.mode,
+        }
+    }
+
+    fn untouched(&self, ino: u64, ctime: i64, size: i64, taken: i64) -> bool {
+        (self.ino, self.ctime, self.size) == (ino, ctime, size) && ctime < taken - COARSE
+    }
+}
+
+fn now() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    since.as_nanos() as i64
+}
+
+fn ctime(stat: &FileStat) -> i64 {
+    stat.st_ctime * 1_000_000_000 + stat.st_ctime_nsec
+}
+
+/// One entry of a directory.
+struct Name {
+    start: usize,
+    length: usize,
+    kind: SFlag,
+}
+
+struct Walk<'a, R> {
+    root: &'a Root,
+    dev: u64,
+    rules: &'a R,
+    dirs: Vec<Dir>,
+    /// The bytes of the names of the directory that is being read.
+    names: Vec<u8>,
+}
+
+impl<R: Rules> Walk<'_, R> {
+    /// Reads a directory and everything below it.
+    fn enter(&mut self, parent: u32, name: &[u8], path: &Path, git: Option<u32>) -> Result<(), Errno> {
+        let mut pending = vec![(parent, name.to_vec(), path.to_owned(), git)];
+        while let Some((parent, name, path, git)) = pending.pop() {
+            match self.read(parent, &name, &path, git, None) {
+                Ok(Some((index, git, below))) => {
+                    pending.extend(below.into_iter().map(|name| {
+                        let path = path.join(OsStr::from_bytes(&name));
+                        (index, name, path, git)
+                    }));
+                }
+                Ok(None) => {}
+                Err(errno) if parent == ROOT => return Err(errno),
+                Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at every directory of `old` again, and closely at those that changed.
+    fn refresh(&mut self, old: &Snapshot) -> Result<(), Errno> {
+        let mut children: Option<BTreeMap<u32, Vec<u32>>> = None;
+        // Where a directory of the old snapshot is in the new one.
+        let mut moved: Vec<Option<u32>> = vec![None; old.dirs.len()];
+        let mut path = Trail::default();
+        for (index, dir) in old.dirs.iter().enumerate() {
+            let parent = match dir.parent {
+                ROOT => ROOT,
+                parent => match moved[parent as usize] {
+                    Some(parent) => parent,
+                    None => continue,
+                },
+            };
+            let path = path.to(&old.dirs, index);
+            let stat = match self.root.stat(path) {
+                Ok(stat) if kind(&stat) == SFlag::S_IFDIR && stat.st_dev == self.dev => stat,
+                Ok(_) | Err(_) if parent != ROOT => continue,
+                Ok(_) => return Err(Errno::ENOTDIR),
+                Err(errno) => return Err(errno),
+            };
+            let git = dir.git.and_then(|git| if git as usize == index { None } else { moved[git as usize] });
+            let settled = dir.ctime < old.taken - COARSE;
+            if (stat.st_ino, ctime(&stat)) == (dir.ino, dir.ctime) && settled {
+                let new = self.dirs.len() as u32;
+                moved[index] = Some(new);
+                let git = if dir.git == Some(index as u32) { Some(new) } else { git };
+                let held = dir.held.iter().filter_map(|held| self.look(path, held.name(), Some((held, old.taken)))).collect();
+                self.dirs.push(Dir { parent, git, held, ..dir.clone() });
+                continue;
+            }
+            let Ok(Some((new, git, below))) = self.read(parent, &dir.name, path, git, Some((dir, old.taken))) else { continue };
+            moved[index] = Some(new);
+            let children = children.get_or_insert_with(|| {
+                let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+                for (index, dir) in old.dirs.iter().enumerate() {
+                    children.entry(dir.parent).or_default().push(index as u32);
+                }
+                children
+            });
+            let known: BTreeSet<&[u8]> = children
+                .get(&(index as u32))
+                .into_iter()
+                .flatten()
+                .map(|&child| old.dirs[child as usize].name.as_slice())
+                .collect();
+            let path = path.to_owned();
+            for name in below.into_iter().filter(|name| !known.contains(name.as_slice())) {
+                self.enter(new, &name, &path.join(OsStr::from_bytes(&name)), git)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads one directory: its place in the new snapshot, the git directory that it is in, and its own directories.
+    fn read(
+        &mut self,
+        parent: u32,
+        name: &[u8],
+        path: &Path,
+        git: Option<u32>,
+        old: Option<(&Dir, i64)>,
+    ) -> Result<Option<(u32, Option<u32>, Vec<Vec<u8>>)>, Errno> {
+        if self.rules.skips(path) {
+            return Ok(None);
+        }
+        let fd = self.root.at(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NONBLOCK, Mode::empty())?;
+        let stat = nix::sys::stat::fstat(&fd)?;
+        if stat.st_dev != self.dev {
+            return Ok(None);
+        }
+        let entries = self.list(&fd)?;
+        let index = self.dirs.len() as u32;
+        let has = |wanted: &str| entries.iter().any(|entry| self.name(entry) == wanted.as_bytes());
+        let is_git = name == b".git" || (has("HEAD") && has("objects") && has("refs"));
+        let git = if is_git { Some(index) } else { git };
+        self.dirs.push(Dir {
+            parent,
+            name: name.to_vec(),
+            ino: stat.st_ino,
+            ctime: ctime(&stat),
+            git,
+            held: Vec::new(),
+            links: Vec::new(),
+        });
+        let git_path = git.map(|git| self.path_of(git));
+        let scope = self.rules.scope(path);
+        let (mut held, mut links, mut below) = (Vec::new(), Vec::new(), Vec::new());
+        for entry in &entries {
+            let name = self.name(entry);
+            match entry.kind {
+                SFlag::S_IFDIR if is_git && GIT_DATA.iter().any(|data| data.as_bytes() == name) => {}
+                SFlag::S_IFDIR => below.push(name.to_vec()),
+                kind => {
+                    let name = OsStr::from_bytes(name);
+                    let is_link = kind == SFlag::S_IFLNK;
+                    let wanted = self.rules.wants(&scope, path, git_path.as_deref(), name, is_link);
+                    if wanted != Wanted::No {
+                        let known = old.and_then(|(dir, taken)| {
+                            dir.held.iter().find(|held| held.name() == name).map(|held| (held, taken))
+                        });
+                        held.extend(self.look_as(path, name, known, wanted));
+                    } else if is_link && git.is_none()
+                        && let Ok(target) = nix::fcntl::readlinkat(&fd, name)
+                    {
+                        links.push((name.as_bytes().to_vec(), target.into_encoded_bytes()));
+                    }
+                }
+            }
+        }
+        let dir = &mut self.dirs[index as usize];
+        (dir.held, dir.links) = (held, links);
+        Ok(Some((index, git, below)))
+    }
+
+    fn name(&self, entry: &Name) -> &[u8] {
+        &self.names[entry.start..entry.start + entry.length]
+    }
+
+    fn path_of(&self, index: u32) -> PathBuf {
+        let mut names = Vec::new();
+        let mut at = index;
+        while at != ROOT {
+            let dir = &self.dirs[at as usize];
+            names.push(OsStr::from_bytes(&dir.name));
+            at = dir.parent;
+        }
+        names.iter().rev().filter(|name| !name.is_empty()).collect()
+    }
+
+    fn list(&mut self, fd: &std::os::fd::OwnedFd) -> Result<Vec<Name>, Errno> {
+        use rustix::fs::{FileType, RawDir};
+        self.names.clear();
+        let mut entries = Vec::new();
+        let mut buffer = Vec::with_capacity(32 * 1024);
+        let mut listing = RawDir::new(fd, buffer.spare_capacity_mut());
+        while let Some(entry) = listing.next() {
+            let entry = entry.map_err(|e| Errno::from_raw(e.raw_os_error()))?;
+            let name = entry.file_name().to_bytes();
+            if matches!(name, b"." | b"..") {
+                continue;
+            }
+            let kind = match entry.file_type() {
+                FileType::RegularFile => SFlag::S_IFREG,
+                FileType::Directory => SFlag::S_IFDIR,
+                FileType::Symlink => SFlag::S_IFLNK,
+                // Some file systems do not tell, getdents(2).
+                FileType::Unknown => {
+                    let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
+                    nix::sys::stat::fstatat(fd, OsStr::from_bytes(name), flags).map_or(SFlag::S_IFIFO, |stat| kind(&stat))
+                }
+                _ => SFlag::S_IFIFO,
+            };
+            entries.push(Name { start: self.names.len(), length: name.len(), kind });
+            self.names.extend_from_slice(name);
+        }
+        Ok(entries)
+    }
+
+    fn look(&self, directory: &Path, name: &OsStr, known: Option<(&Held, i64)>) -> Option<Held> {
+        let wanted = match known {
+            Some((Held { is: Is::Unread, .. }, _)) => Wanted::Watched,
+            _ => Wanted::Kept,
+        };
+        self.look_as(directory, name, known, wanted)
+    }
+
+    fn look_as(&self, directory: &Path, name: &OsStr, known: Option<(&Held, i64)>, wanted: Wanted) -> Option<Held> {
+        let path = directory.join(name);
+        let stat = self.root.stat(&path).ok()?;
+        if let Some((held, taken)) = known
+            && held.untouched(stat.st_ino, ctime(&stat), stat.st_size, taken)
+        {
+            return Some(held.clone());
+        }
+        Some(hold(self.root, &path, &stat, wanted))
+    }
+}
+
+/// Describes a guarded entry as it is now.
+pub(crate) fn hold(root: &Root, path: &Path, stat: &FileStat, wanted: Wanted) -> Held {
+    let is = match kind(stat) {
+        SFlag::S_IFREG if wanted == Wanted::Watched || stat.st_size as u64 > LONGEST => Is::Unread,
+        SFlag::S_IFREG => root.read(path, LONGEST).map_or(Is::Unread, |(content, _)| Is::File(content)),
+        SFlag::S_IFLNK => {
+            let target = root.parent(path).and_then(|(parent, name)| nix::fcntl::readlinkat(&parent, name));
+            target.map_or(Is::Special, |target| Is::Link(target.into_encoded_bytes()))
+        }
+        _ => Is::Special,
+    };
+    Held {
+        name: path.file_name().unwrap_or_default().as_bytes().to_vec(),
+        ino: stat.st_ino,
+        ctime: ctime(stat),
+        size: stat.st_size,
+        mode: stat.st_mode & 0o7777,
+        is,
+    }
+}
+
+/// The path of one directory after the other, without building each from its parents.
+#[derive(Default)]
+struct Trail {
+    path: PathBuf,
+    at: Vec<u32>,
+}
+
+impl Trail {
+    fn to(&mut self, dirs: &[Dir], index: usize) -> &Path {
+        let dir = &dirs[index];
+        while self.at.last().is_some_and(|&last| last != dir.parent) {
+            self.at.pop();
+            self.path.pop();
+        }
+        if self.at.is_empty() && dir.parent != ROOT {
+            // Not a child of the directory before it: new directories are appended where they were found.
+            let mut parents = Vec::new();
+            let mut at = dir.parent;
+            while at != ROOT {
+                parents.push(at);
+                at = dirs[at as usize].parent;
+            }
+            for &at in parents.iter().rev() {
+                self.path.push(OsStr::from_bytes(&dirs[at as usize].name));
+                self.at.push(at);
+            }
+        }
+        if !dir.name.is_empty() {
+            self.path.push(OsStr::from_bytes(&dir.name));
+        }
+        self.at.push(index as u32);
+        &self.path
+    }
+}
