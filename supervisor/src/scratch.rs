@@ -63,6 +63,12 @@ impl Drop for Scratch {
     }
 }
 
+/// Removes a directory of ours, whatever a job has made of what is in it.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    empty(path)?;
+    std::fs::remove_dir(path)
+}
+
 /// Removes everything in `path`. A directory in it is opened up, its own directories are moved to the top, and it is
 /// removed: the depth is never walked, and no symlink is followed.
 fn empty(path: &Path) -> io::Result<()> {

@@ -1,0 +1,444 @@
+//! The guard: what jobs left in writable trees of the host for its tools to run or obey is put aside.
+//!
+//! It owns the looks at a tree before and after a run, the private copies of version-control internals, the quarantine,
+//! and the records by which the next command settles what a killed supervisor left. What the rules say is
+//! [`hermes_profiles::guard`]'s business; how a sandbox is confined it does not know.
+
+pub(crate) mod history;
+pub(crate) mod quarantine;
+pub(crate) mod rules;
+pub(crate) mod run;
+pub(crate) mod settle;
+pub(crate) mod shadow;
+pub(crate) mod snapshot;
+mod store;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use hermes_backends::compile::shadow::Shadow;
+use hermes_backends::plan::{MountStep, PathRights, Plan, Source, Tier};
+use hermes_backends::step::StepError;
+use hermes_backends::wire::Cover;
+use hermes_profiles::{GuardRules, ospath};
+use nix::sys::statfs::{FsType, fstatfs};
+use std::os::unix::fs::MetadataExt;
+
+use crate::error::Error;
+use crate::output;
+use crate::state::Tree;
+use history::Tips;
+use quarantine::{Quarantine, Stage};
+use rules::TreeRules;
+use run::{Readable, Record, Repository, Run, TreeRecord};
+use settle::{About, Candidate, Decision, Outcome, Settler};
+use shadow::Manner;
+use snapshot::{Is, Snapshot};
+
+/// The guard of one run.
+#[derive(Debug)]
+pub(crate) struct Guards {
+    run: Run,
+    record: Record,
+    trees: Vec<(Tree, Snapshot)>,
+    shadowing: bool,
+}
+
+/// Settles what killed supervisors have left. Every command that works with trees begins with it.
+///
+/// # Errors
+/// Something cannot be settled: then nothing may start, because its plant would count as what was there before.
+pub(crate) fn recover(state_dir: &Path) -> Result<Vec<Outcome>, Error> {
+    let (dead, _) = Run::others(state_dir).map_err(|e| cannot("look for runs that were killed in", state_dir, &e))?;
+    dead.into_iter().map(|run| recover_one(state_dir, run)).collect()
+}
+
+fn recover_one(state_dir: &Path, run: Run) -> Result<Outcome, Error> {
+    let dir = run.dir.clone();
+    let record = Run::record(&dir).map_err(|e| {
+        cannot("read the record of a killed run in", &dir, &e).hint("look at what changed in its workspace, then remove that directory")
+    })?;
+    let Some(record) = record else {
+        run.end().map_err(|e| cannot("remove", &dir, &e))?;
+        return Ok(Outcome::default());
+    };
+    if record.init.is_some_and(|init| !run::wait_for_death(init)) {
+        return Err(Error::setup("a sandbox whose supervisor was killed has not ended yet").hint("try again, or end its processes"));
+    }
+    let mut outcome = Outcome::default();
+    for (index, of_tree) in record.trees.iter().enumerate() {
+        let Ok(Some(tree)) = Tree::open(state_dir, &of_tree.path, false) else { continue };
+        if tree.state != of_tree.state {
+            continue;
+        }
+        let baseline: Snapshot =
+            store::read(&Run::baseline_path(&dir, index)).map_err(|e| cannot("read what is known from before a killed run in", &dir, &e))?;
+        settle_tree(&run, &record, of_tree, &tree, &baseline, &mut outcome)?;
+    }
+    run.end().map_err(|e| cannot("remove", &dir, &e))?;
+    Ok(outcome)
+}
+
+impl Guards {
+    /// Begins a run: makes its directory. `None` when it can write no tree of the host.
+    ///
+    /// # Errors
+    /// The state directory or a quarantine cannot be written, or a killed run cannot be settled.
+    pub(crate) fn begin(
+        plan: &Plan,
+        rules: &GuardRules,
+        state_dir: Option<&Path>,
+        command: &[OsString],
+    ) -> Result<Option<Self>, Error> {
+        let paths = writable_trees(plan);
+        if paths.is_empty() {
+            return Ok(None);
+        }
+        let state_dir = state_dir.ok_or_else(|| {
+            Error::setup("there is no home directory to keep in it what is put aside").hint("set HOME or XDG_STATE_HOME")
+        })?;
+        let readable = readable(plan);
+        let mut trees = Vec::with_capacity(paths.len());
+        let mut records = Vec::with_capacity(paths.len());
+        for path in paths {
+            let Some(tree) = Tree::open(state_dir, &path, true)? else { continue };
+            Quarantine::new(&tree.state).make().map_err(|e| {
+                cannot("put files aside in", &tree.state.join("quarantine"), &e)
+                    .hint("make that directory writable for you alone, or point XDG_STATE_HOME to one that is")
+            })?;
+            let skips = skips(plan, &tree.path);
+            records.push(TreeRecord { path: tree.path.clone(), state: tree.state.clone(), skips, repositories: Vec::new() });
+            trees.push((tree, Snapshot::default()));
+        }
+        let shadowing = plan.tier == Tier::Namespaces;
+        let run = Run::begin(state_dir).map_err(|e| cannot("make the directory of this run in", state_dir, &e))?;
+        if shadowing {
+            for name in ["files", "links"] {
+                let path = run.dir.join(name);
+                std::fs::create_dir(&path).map_err(|e| cannot("make", &path, &e))?;
+            }
+        }
+        let words: Vec<String> = command.iter().map(|word| ospath::escaped_bytes(word.as_bytes())).collect();
+        let record = Record {
+            init: None,
+            profile: plan.profile.clone(),
+            command: words.join(" "),
+            rules: rules.clone(),
+            trees: records,
+            readable,
+        };
+        Ok(Some(Self { run, record, trees, shadowing }))
+    }
+
+    /// The two directories that jobs see instead of what is shadowed.
+    pub(crate) fn shadow(&self) -> Result<Option<Shadow>, Error> {
+        if !self.shadowing {
+            return Ok(None);
+        }
+        let source = |name: &str| {
+            let path = self.run.dir.join(name);
+            let meta = path.metadata().map_err(|e| cannot("look at", &path, &e))?;
+            let path = path.canonicalize().map_err(|e| cannot("look at", &path, &e))?;
+            Ok::<_, Error>(Source { path, dev: meta.dev(), ino: meta.ino() })
+        };
+        Ok(Some(Shadow { files: source("files")?, links: source("links")? }))
+    }
+
+    /// Looks at every tree and records what is there, before the first process runs. Returns what is to be covered.
+    pub(crate) fn take_baseline(&mut self, init: i32) -> Result<Vec<Cover>, Error> {
+        self.record.init = run::start_time(init).map(|start| (init, start));
+        let siblings = self.siblings()?;
+        let mut covers = Vec::new();
+        let mut shadows = 0;
+        let Record { rules, readable, trees: records, .. } = &mut self.record;
+        for (index, ((tree, baseline), record)) in self.trees.iter_mut().zip(records).enumerate() {
+            let failed = |e: io::Error| cannot("keep what is known about files in", &tree.path, &e);
+            let tree_rules = TreeRules::new(rules, &tree.path, &record.skips, readable);
+            let known = tree.state.join("index");
+            let old: Option<Snapshot> = store::read_if_known(&known).map_err(failed)?;
+            let mut now = look(tree, &tree_rules, old.as_ref()).map_err(failed)?;
+            if old.as_ref().is_none_or(|old| !old.same_look(&now)) {
+                store::write(&known, &now).map_err(failed)?;
+            }
+            let mut corrected = false;
+            for sibling in siblings.iter().filter(|(state, _)| *state == tree.state) {
+                now.correct(&sibling.1);
+                corrected = true;
+            }
+            let own = Run::baseline_path(&self.run.dir, index);
+            // The index is never changed in place, only replaced.
+            if corrected || std::fs::hard_link(&known, &own).is_err() {
+                store::write(&own, &now).map_err(failed)?;
+            }
+            for git in now.git_dirs() {
+                let tips = history::tips(&tree.path.join(&git));
+                let mut repository = Repository { git, tips, shadow: None, made_hooks: false };
+                if self.shadowing && (shadows as usize) < shadow::MOST {
+                    let (more, made) = shadow::make(&self.run, tree, &now, &repository.git, shadows).map_err(failed)?;
+                    covers.extend(more);
+                    (repository.shadow, repository.made_hooks) = (Some(shadows), made);
+                    shadows += 1;
+                }
+                record.repositories.push(repository);
+            }
+            *baseline = now;
+        }
+        store::write(&self.run.record_path(), &self.record)
+            .map_err(|e| cannot("record this run in", &self.run.dir, &e))?;
+        Ok(covers)
+    }
+
+    /// What other live runs know about trees from before they began, by state directory: what lies there now may be
+    /// theirs.
+    fn siblings(&self) -> Result<Vec<(PathBuf, Snapshot)>, Error> {
+        let runs = self.run.dir.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
+        let (dead, mut live) = Run::others(runs).map_err(|e| cannot("look for other runs in", runs, &e))?;
+        // One that died since we settled: as alive as any, until the next command.
+        live.extend(dead.iter().map(|run| run.dir.clone()));
+        let mut known = Vec::new();
+        for dir in live.iter().filter(|dir| **dir != self.run.dir) {
+            let Ok(Some(record)) = Run::record(dir) else { continue };
+            for (index, tree) in record.trees.iter().enumerate() {
+                if self.trees.iter().any(|(own, _)| own.state == tree.state)
+                    && let Ok(baseline) = store::read(&Run::baseline_path(dir, index))
+                {
+                    known.push((tree.state.clone(), baseline));
+                }
+            }
+        }
+        Ok(known)
+    }
+
+    /// What could not be covered is watched only.
+    pub(crate) fn covered(&self, failed: &[(u32, StepError)]) {
+        if let Some((_, error)) = failed.first() {
+            output::complain(&format!(
+                "{} of the repositories' hooks and configurations are watched, not shadowed: {error}",
+                failed.len()
+            ));
+        }
+    }
+
+    /// Brings every tree back. The sandbox has ended.
+    pub(crate) fn settle(self) -> Result<Outcome, Error> {
+        let mut outcome = Outcome::default();
+        if self.record.init.is_some() || self.run.record_path().exists() {
+            for ((tree, baseline), record) in self.trees.iter().zip(&self.record.trees) {
+                settle_tree(&self.run, &self.record, record, tree, baseline, &mut outcome)?;
+            }
+        }
+        let dir = self.run.dir.clone();
+        self.run.end().map_err(|e| cannot("remove", &dir, &e))?;
+        Ok(outcome)
+    }
+}
+
+fn look(tree: &Tree, rules: &TreeRules<'_>, old: Option<&Snapshot>) -> io::Result<Snapshot> {
+    let old = old.filter(|_| has_dependable_times(tree));
+    Ok(Snapshot::take(&tree.root, tree.dev, rules, &rules.stamp(), old)?)
+}
+
+/// Network file systems keep times of other machines, or none.
+fn has_dependable_times(tree: &Tree) -> bool {
+    // linux/magic.h: NFS, SMB2, CIFS, 9p, FUSE (virtiofs, sshfs), Ceph, AFS.
+    const NETWORK: &[i64] =
+        &[0x6969, 0xfe53_4d42, 0xff53_4d42, 0x0102_1997, 0x6573_5546, 0x00c3_6400, 0x5346_414f];
+    fstatfs(&tree.root).is_ok_and(|stat| !NETWORK.contains(&(stat.filesystem_type().0 as i64)))
+}
+
+fn settle_tree(
+    run: &Run,
+    record: &Record,
+    of_tree: &TreeRecord,
+    tree: &Tree,
+    baseline: &Snapshot,
+    outcome: &mut Outcome,
+) -> Result<(), Error> {
+    let failed = |e: io::Error| {
+        cannot("put back guarded files in", &tree.path, &e).hint("the next command in this workspace tries again")
+    };
+    let rules = TreeRules::new(&record.rules, &tree.path, &of_tree.skips, &record.readable);
+    let quarantine = Quarantine::new(&tree.state);
+    let about = About { run: run.name(), profile: record.profile.clone(), command: record.command.clone() };
+    let approved = quarantine.approved().map_err(failed)?;
+    let mut settler =
+        Settler { tree, rules: &rules, about: &about, quarantine, approved, outcome: std::mem::take(outcome) };
+    let mut work = || -> io::Result<Snapshot> {
+        settler.resume()?;
+        for repository in &of_tree.repositories {
+            if let Some(number) = repository.shadow {
+                settler.settle_shadow(&run.dir, baseline, &repository.git, number)?;
+            }
+        }
+        let now = look(tree, &rules, Some(baseline))?;
+        let candidates = settler.judge(baseline, &now)?;
+        let changed = !candidates.is_empty();
+        for candidate in excuse(of_tree, tree, candidates) {
+            settler.put_aside(candidate)?;
+        }
+        for repository in of_tree.repositories.iter().filter(|repository| repository.made_hooks) {
+            shadow::unmake_hooks(tree, &repository.git);
+        }
+        if changed { look(tree, &rules, Some(&now)) } else { Ok(now) }
+    };
+    let now = work().map_err(failed)?;
+    *outcome = settler.outcome;
+    if !baseline.same_look(&now) {
+        store::write(&tree.state.join("index"), &now).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Leaves out what version control knew before the run.
+fn excuse<'r>(of_tree: &TreeRecord, tree: &Tree, candidates: Vec<Candidate<'r>>) -> Vec<Candidate<'r>> {
+    let mut by_repository: BTreeMap<usize, Vec<Candidate<'r>>> = BTreeMap::new();
+    let mut left = Vec::new();
+    for candidate in candidates {
+        let wanted = candidate.rule.tracked && candidate.change.git.is_none();
+        match wanted.then(|| repository_of(of_tree, &candidate.change.path)).flatten() {
+            Some(index) => by_repository.entry(index).or_default().push(candidate),
+            None => left.push(candidate),
+        }
+    }
+    for (index, candidates) in by_repository {
+        let repository = &of_tree.repositories[index];
+        let top = repository.git.parent().unwrap_or(Path::new(""));
+        let wanted: Vec<history::Wanted> = candidates
+            .iter()
+            .filter_map(|candidate| {
+                let path = candidate.change.path.strip_prefix(top).ok()?.to_owned();
+                let (content, link) = match &candidate.change.now.as_ref()?.is {
+                    Is::File(content) => (content.clone(), false),
+                    Is::Link(target) => (target.clone(), true),
+                    Is::Unread | Is::Special => (Vec::new(), false),
+                };
+                Some(history::Wanted { path, content, link })
+            })
+            .collect();
+        let known = history::tracked(&repository.tips, &tree.path.join(&repository.git), &wanted);
+        left.extend(candidates.into_iter().zip(known).filter(|(_, known)| !known).map(|(candidate, _)| candidate));
+    }
+    left
+}
+
+/// The innermost repository whose working tree holds `path`.
+fn repository_of(of_tree: &TreeRecord, path: &Path) -> Option<usize> {
+    let holds = |(_, repository): &(usize, &Repository)| {
+        repository.git.file_name().is_some_and(|name| name == ".git")
+            && repository.git.parent().is_some_and(|top| path.starts_with(top))
+    };
+    let all = of_tree.repositories.iter().enumerate().filter(holds);
+    all.max_by_key(|(_, repository)| repository.git.components().count()).map(|(index, _)| index)
+}
+
+impl Settler<'_> {
+    /// Finishes what this run's first settler had begun.
+    fn resume(&mut self) -> io::Result<()> {
+        for (id, entry) in self.quarantine.list()? {
+            if entry.run == self.about.run && entry.stage == Stage::Copied {
+                let instead = self.instead(id, &entry)?;
+                self.finish(id, entry, instead)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes over what is harmless in private copies, and puts the rest aside. The host's files were never touched.
+    fn settle_shadow(&mut self, run_dir: &Path, baseline: &Snapshot, git: &Path, number: u32) -> io::Result<()> {
+        let private = shadow::read(run_dir, baseline, git, number)?;
+        for (path, before, content) in private.configs {
+            let refused = shadow::merge(self.tree, &path, &before, &content, Manner::Locked)?;
+            if !refused.is_empty() {
+                self.keep_private(&path, git, &settle::sets(&refused), Is::File(content), 0o644, Some(before))?;
+            }
+        }
+        for (path, before, now) in private.hooks {
+            let Some(rule) = self.rules.rule(&path, Some(git)) else { continue };
+            let approved = self.approved.has(&rule.id, &path, &now.is, now.mode);
+            match settle::decide(rule, before.as_ref(), &now, approved) {
+                Decision::Keep if approved => self.install(&path, &now)?,
+                Decision::PutAside { why, .. } => {
+                    let old = before.and_then(|before| match before.is {
+                        Is::File(content) => Some(content),
+                        _ => None,
+                    });
+                    self.keep_private(&path, git, &why, now.is, now.mode, old)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Trees of the host that the sandbox can write, outermost only: absolute, free of symlinks.
+fn writable_trees(plan: &Plan) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = match plan.tier {
+        Tier::Namespaces => plan
+            .mounts
+            .iter()
+            .filter_map(|step| match step {
+                MountStep::Bind { source, writable: true, directory: true, device: false, .. } => Some(source.path.clone()),
+                _ => None,
+            })
+            .collect(),
+        Tier::Landlock => {
+            let rules = plan.landlock.iter().flat_map(|landlock| &landlock.paths);
+            let trees = rules.filter(|rule| rule.rights == PathRights::Write && rule.identity.is_some());
+            trees.map(|rule| rule.path.clone()).filter(|path| path.is_dir()).collect()
+        }
+    };
+    paths.sort();
+    paths.dedup();
+    let all = paths.clone();
+    paths.retain(|path| !all.iter().any(|other| other != path && path.starts_with(other)));
+    paths
+}
+
+/// What lies in a writable tree and cannot be written, relative to it.
+fn skips(plan: &Plan, tree: &Path) -> Vec<PathBuf> {
+    let inside = |step: &MountStep| {
+        let less = matches!(step, MountStep::Mask { .. } | MountStep::Overlay { .. } | MountStep::Private { .. })
+            || matches!(step, MountStep::Bind { writable: false, .. });
+        if less { step.target().strip_prefix(tree).ok().filter(|path| !path.as_os_str().is_empty()).map(Path::to_owned) } else { None }
+    };
+    plan.mounts.iter().filter_map(inside).collect()
+}
+
+/// Where a symlink may lead: to what the sandbox could read itself.
+fn readable(plan: &Plan) -> Readable {
+    match plan.tier {
+        Tier::Namespaces => {
+            let mut readable = Readable::default();
+            for step in &plan.mounts {
+                match step {
+                    MountStep::Bind { source, .. } | MountStep::Overlay { source, .. } => {
+                        readable.granted.push(step.target().to_owned());
+                        readable.granted.push(source.path.clone());
+                    }
+                    MountStep::Symlink { target, .. } => readable.granted.push(target.clone()),
+                    MountStep::Mask { target, .. } => readable.hidden.push(target.clone()),
+                    _ => {}
+                }
+            }
+            readable
+        }
+        Tier::Landlock => {
+            let rules = plan.landlock.iter().flat_map(|landlock| &landlock.paths);
+            let granted = rules.filter(|rule| rule.rights != PathRights::List).map(|rule| rule.path.clone());
+            Readable { granted: granted.collect(), hidden: Vec::new() }
+        }
+    }
+}
+
+fn cannot(what: &str, path: &Path, why: &io::Error) -> Error {
+    Error::setup(format!("cannot {what} {}: {why}", output::path(path)))
+}
+
+#[allow(dead_code)]
+const _: Option<FsType> = None;
+#[allow(dead_code)]
+type _Unused = Tips;

@@ -1,0 +1,290 @@
+//! What was put aside, and what was approved for good: in the state directory of the tree, for its owner alone.
+//!
+//! `quarantine/<number>/entry` says what it is, `content` is what was put aside, `before` what was there before the run.
+//! `approved` lists what need not be put aside again.
+
+use std::collections::BTreeSet;
+use std::fs::{DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use hermes_profiles::{ospath, trust};
+use serde::{Deserialize, Serialize};
+
+use super::snapshot::Is;
+use super::store;
+
+/// Something that was put aside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Entry {
+    /// Milliseconds since 1970.
+    pub(crate) time: u64,
+    /// Where it was, relative to the tree.
+    #[serde(with = "ospath")]
+    pub(crate) path: PathBuf,
+    /// The rule that it met.
+    pub(crate) rule: String,
+    /// Who would have run or obeyed it.
+    pub(crate) runs: String,
+    /// What about it.
+    pub(crate) why: String,
+    /// The profile of the run.
+    pub(crate) profile: String,
+    /// The command of the run.
+    pub(crate) command: String,
+    /// Which run it was: what a killed supervisor has put aside already is not put aside twice.
+    pub(crate) run: String,
+    /// What it is.
+    pub(crate) what: What,
+    /// Permission bits.
+    pub(crate) mode: u32,
+    /// What was there before.
+    pub(crate) before: Before,
+    /// Is it kept by its directory for the host to see, only not yet in effect?
+    pub(crate) staged: bool,
+    /// How far it has come.
+    pub(crate) stage: Stage,
+}
+
+/// What was put aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum What {
+    /// A regular file; `content` has its bytes.
+    File,
+    /// A symlink; `content` has its target.
+    Symlink,
+    /// A file too long to be copied; `content` is the file itself where the file system allows that.
+    LongFile,
+    /// A FIFO, socket or device: nothing is kept of it.
+    Special,
+}
+
+/// What was there before the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Before {
+    /// Nothing.
+    Absent,
+    /// A file with the bytes in `before` and these permission bits.
+    File(u32),
+    /// A symlink with the target in `before`.
+    Symlink,
+    /// Something of which no copy could be kept.
+    Unknown,
+}
+
+/// How far it has come: a supervisor can be killed in between.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Stage {
+    /// The copy is made; the tree may not be as before yet.
+    Copied,
+    /// The tree is as before.
+    Done,
+}
+
+/// The quarantine of one tree.
+#[derive(Debug, Clone)]
+pub(crate) struct Quarantine {
+    state: PathBuf,
+}
+
+/// Contents that were approved: (rule, path, hash).
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Approved(BTreeSet<(String, Vec<u8>, String)>);
+
+impl Quarantine {
+    /// That of the tree whose state directory this is.
+    pub(crate) fn new(state: &Path) -> Self {
+        Self { state: state.to_owned() }
+    }
+
+    /// Makes the directory and sees that it can be written.
+    pub(crate) fn make(&self) -> io::Result<()> {
+        crate::state::private_directory(&self.dir(), true)
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.state.join("quarantine")
+    }
+
+    fn at(&self, id: u64, name: &str) -> PathBuf {
+        self.dir().join(id.to_string()).join(name)
+    }
+
+    /// Puts a copy aside. `content` and `before` are what the entry says they are.
+    pub(crate) fn add(&self, entry: &Entry, content: &[u8], before: &[u8]) -> io::Result<u64> {
+        let mut id = self.numbers()?.last().copied().unwrap_or(0) + 1;
+        loop {
+            match DirBuilder::new().mode(0o700).create(self.dir().join(id.to_string())) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => id += 1,
+                other => break other?,
+            }
+        }
+        for (name, bytes) in [("content", content), ("before", before)] {
+            let path = self.at(id, name);
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+            file.write_all(bytes)?;
+            file.sync_data()?;
+        }
+        // Last: an entry that can be read is whole.
+        store::write(&self.at(id, "entry"), entry)?;
+        Ok(id)
+    }
+
+    /// Changes what is known about an entry.
+    pub(crate) fn update(&self, id: u64, entry: &Entry) -> io::Result<()> {
+        store::write(&self.at(id, "entry"), entry)
+    }
+
+    /// All entries, oldest first.
+    pub(crate) fn list(&self) -> io::Result<Vec<(u64, Entry)>> {
+        let mut entries = Vec::new();
+        for id in self.numbers()? {
+            if let Some(entry) = store::read_if_known(&self.at(id, "entry"))? {
+                entries.push((id, entry));
+            }
+        }
+        Ok(entries)
+    }
+
+    /// What was put aside.
+    pub(crate) fn content(&self, id: u64) -> io::Result<Vec<u8>> {
+        std::fs::read(self.at(id, "content"))
+    }
+
+    /// What was there before.
+    pub(crate) fn before(&self, id: u64) -> io::Result<Vec<u8>> {
+        std::fs::read(self.at(id, "before"))
+    }
+
+    /// Where the content is.
+    pub(crate) fn content_path(&self, id: u64) -> PathBuf {
+        self.at(id, "content")
+    }
+
+    /// Forgets an entry.
+    pub(crate) fn remove(&self, id: u64) -> io::Result<()> {
+        // First what makes it an entry.
+        std::fs::remove_file(self.at(id, "entry"))?;
+        std::fs::remove_dir_all(self.dir().join(id.to_string()))
+    }
+
+    fn numbers(&self) -> io::Result<BTreeSet<u64>> {
+        let entries = match std::fs::read_dir(self.dir()) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+            entries => entries?,
+        };
+        let mut numbers = BTreeSet::new();
+        for entry in entries {
+            numbers.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u64>().ok()));
+        }
+        Ok(numbers)
+    }
+
+    /// What was approved.
+    pub(crate) fn approved(&self) -> io::Result<Approved> {
+        Ok(store::read_if_known(&self.state.join("approved"))?.unwrap_or_default())
+    }
+
+    /// Remembers that this content may be at this place.
+    pub(crate) fn approve(&self, rule: &str, path: &Path, is: &Is, mode: u32) -> io::Result<()> {
+        let mut approved = self.approved()?;
+        if let Some(key) = key(rule, path, is, mode) {
+            approved.0.insert(key);
+        }
+        store::write(&self.state.join("approved"), &approved)
+    }
+}
+
+impl Approved {
+    pub(crate) fn has(&self, rule: &str, path: &Path, is: &Is, mode: u32) -> bool {
+        !self.0.is_empty() && key(rule, path, is, mode).is_some_and(|key| self.0.contains(&key))
+    }
+}
+
+/// A file that is executable is another one than the same text that is not.
+fn key(rule: &str, path: &Path, is: &Is, mode: u32) -> Option<(String, Vec<u8>, String)> {
+    let (word, content) = match is {
+        Is::File(content) if mode & 0o111 != 0 => ("program", content),
+        Is::File(content) => ("file", content),
+        Is::Link(target) => ("symlink", target),
+        Is::Unread | Is::Special => return None,
+    };
+    let path = path.as_os_str().as_encoded_bytes().to_vec();
+    Some((rule.to_owned(), path, format!("{word} {}", trust::hash(content))))
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn entry(path: &[u8]) -> Entry {
+        Entry {
+            time: 7,
+            path: OsStr::from_bytes(path).into(),
+            rule: "direnv".into(),
+            runs: "direnv".into(),
+            why: "new".into(),
+            profile: "agent".into(),
+            command: "sh".into(),
+            run: "r".into(),
+            what: What::File,
+            mode: 0o755,
+            before: Before::Absent,
+            staged: false,
+            stage: Stage::Copied,
+        }
+    }
+
+    #[test]
+    fn what_is_put_aside_can_be_had_again_and_is_not_executable() {
+        let dir = tempfile::tempdir().unwrap();
+        let quarantine = Quarantine::new(dir.path());
+        quarantine.make().unwrap();
+        let odd = entry(b"a\n\xff");
+        assert_eq!(quarantine.add(&odd, b"evil", b"").unwrap(), 1);
+        assert_eq!(quarantine.add(&entry(b"b"), b"2", b"1").unwrap(), 2);
+        std::fs::create_dir(dir.path().join("quarantine/9")).unwrap();
+        assert_eq!(quarantine.list().unwrap(), [(1, odd.clone()), (2, entry(b"b"))], "a half-made entry is none");
+        assert_eq!((quarantine.content(1).unwrap(), quarantine.before(2).unwrap()), (b"evil".to_vec(), b"1".to_vec()));
+        assert_eq!(quarantine.content_path(1).metadata().unwrap().permissions().mode() & 0o7777, 0o600);
+        quarantine.update(1, &Entry { stage: Stage::Done, ..odd }).unwrap();
+        assert_eq!(quarantine.list().unwrap()[0].1.stage, Stage::Done);
+        quarantine.remove(2).unwrap();
+        assert_eq!(quarantine.list().unwrap().len(), 1);
+        assert_eq!(quarantine.add(&entry(b"c"), b"", b"").unwrap(), 10);
+    }
+
+    #[test]
+    fn approval_is_of_one_content_at_one_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let quarantine = Quarantine::new(dir.path());
+        let file = Is::File(b"use flake".to_vec());
+        quarantine.approve("direnv", Path::new(".envrc"), &file, 0o644).unwrap();
+        let approved = quarantine.approved().unwrap();
+        assert!(approved.has("direnv", Path::new(".envrc"), &file, 0o600));
+        for (rule, path, is, mode) in [
+            ("other", ".envrc", &file, 0o644),
+            ("direnv", "sub/.envrc", &file, 0o644),
+            ("direnv", ".envrc", &Is::File(b"rm".to_vec()), 0o644),
+            ("direnv", ".envrc", &Is::Link(b"use flake".to_vec()), 0o644),
+            ("direnv", ".envrc", &file, 0o755),
+            ("direnv", ".envrc", &Is::Unread, 0o644),
+        ] {
+            assert!(!approved.has(rule, Path::new(path), is, mode), "{rule} {path} {is:?} {mode:o}");
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! Brings one tree back: what changed in guarded files is judged, and put aside or left.
+//!
+//! [`decide`] is pure. What it says is then done so that a killed supervisor can be followed by another one at any
+//! point, and so that nothing that somebody else writes meanwhile is lost: a name is taken away before its content is
+//! believed, and nothing is put back over something new.
+
+use std::collections::BTreeMap;
+use std::fs::Permissions;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use hermes_profiles::guard::{self, Action, Check, Rule, Verdict, git_config};
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, RenameFlags, readlinkat, renameat2};
+use nix::sys::stat::{Mode, SFlag};
+use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
+
+use super::quarantine::{self, Approved, Before, Entry, Quarantine, Stage, What};
+use super::rules::TreeRules;
+use super::snapshot::{Change, Held, Is, LONGEST, Snapshot, Wanted, hold};
+use crate::beneath::{Root, by_descriptor, errno, kind};
+use crate::state::Tree;
+
+/// What is to be done about one change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// Nothing.
+    Keep,
+    /// It stays; people are told.
+    Report(String),
+    /// It is put aside, and this comes in its place.
+    PutAside {
+        /// What about it.
+        why: String,
+        /// What lies there afterwards; `None` when nothing does.
+        instead: Option<(Is, u32)>,
+    },
+    /// Only this of it stays.
+    Rewrite(Vec<u8>),
+}
+
+/// Judges a change of a guarded entry, but for what version control knows about it.
+pub(crate) fn decide(rule: &Rule, before: Option<&Held>, now: &Held, approved: bool) -> Decision {
+    if approved {
+        return Decision::Keep;
+    }
+    let instead = before.filter(|before| !matches!(before.is, Is::Unread | Is::Special)).map(|b| (b.is.clone(), b.mode));
+    let aside = |why: &str| Decision::PutAside { why: why.to_owned(), instead: instead.clone() };
+    let old = before.and_then(|before| match &before.is {
+        Is::File(content) => Some(content.as_slice()),
+        _ => None,
+    });
+    let report_only = rule.action == Action::Report;
+    match &now.is {
+        Is::Unread if report_only => Decision::Report(if before.is_some() { "changed" } else { "new" }.to_owned()),
+        Is::Unread => aside("too long to be judged"),
+        Is::Special if report_only => Decision::Keep,
+        Is::Special => aside("not a regular file"),
+        Is::Link(_) if report_only => Decision::Report("now a symlink".to_owned()),
+        Is::Link(_) => aside(if before.is_some() { "now a symlink" } else { "a new symlink" }),
+        Is::File(content) => {
+            if old == Some(content.as_slice()) {
+                let bits = before.map_or(0, |before| before.mode);
+                // Modes without the executable bits run nothing.
+                let gained = now.mode & !bits & 0o111;
+                return if gained == 0 || report_only { Decision::Keep } else { aside("made executable") };
+            }
+            if rule.check == Check::GitConfig {
+                return config(old.unwrap_or_default(), content, &aside, before, now);
+            }
+            match guard::judge(rule, old, content) {
+                Verdict::Keep => Decision::Keep,
+                Verdict::Report { why } => Decision::Report(why),
+                Verdict::PutAside { why } => aside(&why),
+            }
+        }
+    }
+}
+
+fn config(old: &[u8], new: &[u8], aside: &dyn Fn(&str) -> Decision, before: Option<&Held>, now: &Held) -> Decision {
+    match git_config::merge(old, new, old) {
+        Err(unreadable) => aside(&unreadable.to_string()),
+        Ok(merged) if merged.refused.is_empty() => {
+            if merged.text == new { Decision::Keep } else { Decision::Rewrite(merged.text) }
+        }
+        Ok(merged) => {
+            let mode = before.map_or(now.mode & 0o666, |before| before.mode);
+            Decision::PutAside { why: sets(&merged.refused), instead: Some((Is::File(merged.text), mode)) }
+        }
+    }
+}
+
+/// "sets core.fsmonitor, core.hooksPath and 2 more"
+pub(crate) fn sets(keys: &[String]) -> String {
+    let shown = keys.iter().take(3).cloned().collect::<Vec<_>>().join(", ");
+    match keys.len().saturating_sub(3) {
+        0 => format!("sets {shown}"),
+        more => format!("sets {shown} and {more} more"),
+    }
+}
+
+/// About the run, for the entries of the quarantine.
+#[derive(Debug, Clone)]
+pub(crate) struct About {
+    pub(crate) run: String,
+    pub(crate) profile: String,
+    pub(crate) command: String,
+}
+
+/// What came of settling.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    /// Number and entry.
+    pub(crate) put_aside: Vec<(u64, Entry)>,
+    /// Path, what about it, rule.
+    pub(crate) reported: Vec<(PathBuf, String, String)>,
+    /// Guarded files that are gone.
+    pub(crate) deleted: Vec<PathBuf>,
+}
+
+/// Brings a tree back in steps.
+pub(crate) struct Settler<'a> {
+    pub(crate) tree: &'a Tree,
+    pub(crate) rules: &'a TreeRules,
+    pub(crate) about: &'a About,
+    pub(crate) quarantine: Quarantine,
+    pub(crate) approved: Approved,
+    pub(crate) outcome: Outcome,
+}
+
+/// A change that is to be put aside unless version control excuses it.
+pub(crate) struct Candidate<'r> {
+    pub(crate) change: Change,
+    pub(crate) rule: &'r Rule,
+    why: String,
+    instead: Option<(Is, u32)>,
+}
+
+impl<'a> Settler<'a> {
+    /// Judges what differs between two snapshots. Does what needs no excuse; returns the rest.
+    pub(crate) fn judge(&mut self, before: &Snapshot, now: &Snapshot) -> io::Result<Vec<Candidate<'a>>> {
+        let (changes, links) = before.changes(now);
+        let mut candidates = Vec::new();
+        for change in changes {
+            let Some(held) = &change.now else {
+                self.outcome.deleted.push(change.path);
+                continue;
+            };
+            let Some(rule) = self.rules.rule(&change.path, change.git.as_deref()) else { continue };
+            if self.rules.harmless_pointer(now, &change.path, held) {
+                continue;
+            }
+            let approved = self.approved.has(&rule.id, &change.path, &held.is, held.mode);
+            match decide(rule, change.before.as_ref(), held, approved) {
+                Decision::Keep => self.keep(&change)?,
+                Decision::Report(why) => self.outcome.reported.push((change.path, why, rule.id.to_string())),
+                Decision::Rewrite(text) => self.rewrite(&change, text)?,
+                Decision::PutAside { why, instead } => candidates.push(Candidate { change, rule, why, instead }),
+            }
+        }
+        let known = before.links();
+        for (path, target) in links {
+            let Some(rule) = self.rules.leads_out(&path, &target) else { continue };
+            let target = Is::Link(target.into_os_string().into_encoded_bytes());
+            if self.approved.has(&rule.id, &path, &target, 0) {
+                continue;
+            }
+            let Ok(stat) = self.tree.root.stat(&path) else { continue };
+            let held = hold(&self.tree.root, &path, &stat, Wanted::Kept);
+            let instead = known.get(&path).map(|old| (Is::Link(old.to_vec()), 0o777));
+            let before = instead.as_ref().map(|(is, mode)| Held { is: is.clone(), mode: *mode, ..held.clone() });
+            let why = "a symlink to what the sandbox could not read".to_owned();
+            let change = Change { path, git: None, before, now: Some(held) };
+            candidates.push(Candidate { change, rule, why, instead });
+        }
+        Ok(candidates)
+    }
+
+    /// A kept file gets an inode of its own when other names lead to it: they may be anywhere, and writable.
+    fn keep(&self, change: &Change) -> io::Result<()> {
+        let Some(Held { is: Is::File(content), mode, .. }) = &change.now else { return Ok(()) };
+        match self.tree.root.stat(&change.path) {
+            Ok(stat) if stat.st_nlink > 1 && kind(&stat) == SFlag::S_IFREG => self.replace(&change.path, content, *mode),
+            _ => Ok(()),
+        }
+    }
+
+    fn rewrite(&self, change: &Change, text: Vec<u8>) -> io::Result<()> {
+        let mode = change.now.as_ref().map_or(0o644, |now| now.mode & 0o777);
+        self.replace(&change.path, &text, mode)
+    }
+
+    /// A fresh inode with this content in the place of what is there.
+    fn replace(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+        let (parent, name) = self.tree.root.parent(path)?;
+        let mut file = tempfile::Builder::new()
+            .prefix(".hermes-sandbox-")
+            .tempfile_in(by_descriptor(&parent))?;
+        file.write_all(content)?;
+        file.as_file().set_permissions(Permissions::from_mode(mode & 0o777))?;
+        let target = PathBuf::from(by_descriptor(&parent)).join(name);
+        file.persist(target)?;
+        Ok(())
+    }
+
+    /// Puts aside what nothing excuses.
+    pub(crate) fn put_aside(&mut self, candidate: Candidate<'_>) -> io::Result<()> {
+        let Candidate { change, rule, why, instead } = candidate;
+        let Some(now) = change.now else { return Ok(()) };
+        let (before, old) = match &change.before {
+            None => (Before::Absent, Vec::new()),
+            Some(Held { is: Is::File(content), mode, .. }) => (Before::File(*mode), content.clone()),
+            Some(Held { is: Is::Link(target), .. }) => (Before::Symlink, target.clone()),
+            Some(_) => (Before::Unknown, Vec::new()),
+        };
+        let entry = Entry {
+            time: quarantine::now(),
+            path: change.path.clone(),
+            rule: rule.id.to_string(),
+            runs: rule.runs.to_string(),
+            why,
+            profile: self.about.profile.clone(),
+            command: self.about.command.clone(),
+            run: self.about.run.clone(),
+            what: match now.is {
+                Is::File(_) => What::File,
+                Is::Link(_) => What::Symlink,
+                Is::Unread => What::LongFile,
+                Is::Special => What::Special,
+            },
+            mode: now.mode,
+            before,
+            staged: rule.action == Action::Stage,
+            stage: Stage::Copied,
+        };
+        let content: &[u8] = match &now.is {
+            Is::File(content) | Is::Link(content) => content,
+            Is::Unread | Is::Special => &[],
+        };
+        let id = self.quarantine.add(&entry, content, &old)?;
+        self.finish(id, entry, instead)
+    }
+
+    /// Takes the name away and puts the right thing in its place: the second half of putting aside, which another
+    /// supervisor can do again.
+    pub(crate) fn finish(&mut self, id: u64, entry: Entry, instead: Option<(Is, u32)>) -> io::Result<()> {
+        let taken = match self.tree.root.parent(&entry.path) {
+            Ok((parent, name)) => Some((parent, name.to_owned())),
+            // Its directory has gone meanwhile, and it with it.
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => None,
+            Err(errno) => return Err(errno.into()),
+        };
+        if let Some((parent, name)) = taken {
+            self.take_away(&parent, &name, id, &entry)?;
+            if let Some((is, mode)) = instead {
+                put_back(&parent, &name, &is, mode)?;
+            }
+        }
+        let entry = Entry { stage: Stage::Done, ..entry };
+        self.quarantine.update(id, &entry)?;
+        self.outcome.put_aside.push((id, entry));
+        Ok(())
+    }
+
+    fn take_away(&self, parent: &OwnedFd, name: &std::ffi::OsStr, id: u64, entry: &Entry) -> io::Result<()> {
+        let away = format!(".hermes-sandbox-{}-{id}", self.about.run);
+        match renameat2(parent, name, parent, away.as_str(), RenameFlags::RENAME_NOREPLACE) {
+            Ok(()) | Err(Errno::EEXIST | Errno::ENOENT) => {}
+            Err(Errno::EPERM | Errno::EACCES | Errno::EROFS) => return Err(stuck(entry, parent, name)),
+            Err(errno) => return Err(errno.into()),
+        }
+        let moved = Root::from_fd(parent.try_clone()?);
+        let Ok(stat) = moved.stat(Path::new(&away)) else { return Ok(()) };
+        match kind(&stat) {
+            SFlag::S_IFDIR => {
+                // Somebody made a directory of that name since: it is not what was judged.
+                return renameat2(parent, away.as_str(), parent, name, RenameFlags::RENAME_NOREPLACE).map_err(Into::into);
+            }
+            SFlag::S_IFREG if entry.what == What::LongFile => self.keep_long(parent, &away, id)?,
+            SFlag::S_IFREG => {
+                // What was written between the look and now comes along.
+                if let Ok((content, _)) = moved.read(Path::new(&away), LONGEST)
+                    && self.quarantine.content(id).is_ok_and(|known| known != content)
+                {
+                    std::fs::write(self.quarantine.content_path(id), content)?;
+                }
+            }
+            _ => {}
+        }
+        match unlinkat(parent, away.as_str(), UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn keep_long(&self, parent: &OwnedFd, away: &str, id: u64) -> io::Result<()> {
+        let kept = self.quarantine.content_path(id);
+        let holder = Root::open(kept.parent().unwrap_or(Path::new("/")))?;
+        match renameat2(parent, away, holder.as_fd(), "content", RenameFlags::empty()) {
+            Ok(()) => std::fs::set_permissions(&kept, Permissions::from_mode(0o600)),
+            Err(Errno::EXDEV) => {
+                let from = Root::from_fd(parent.try_clone()?).open_file(Path::new(away))?.0;
+                let mut to = std::fs::File::create(&kept)?;
+                io::copy(&mut &from, &mut to).map(drop)
+            }
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+fn stuck(entry: &Entry, parent: &OwnedFd, name: &std::ffi::OsStr) -> io::Error {
+    let immutable = Root::from_fd(match parent.try_clone() {
+        Ok(fd) => fd,
+        Err(e) => return e,
+    })
+    .stat(Path::new(name))
+    .is_ok();
+    let why = if immutable { "it cannot be removed (immutable, or in a directory that cannot be written)" } else { "it cannot be reached" };
+    io::Error::new(io::ErrorKind::PermissionDenied, format!("{}: {why}", crate::output::path(&entry.path)))
+}
+
+/// Puts a fresh file or symlink at a free name. Something that is there by now is somebody's own and stays.
+pub(crate) fn put_back(parent: &OwnedFd, name: &std::ffi::OsStr, is: &Is, mode: u32) -> io::Result<()> {
+    let done = match is {
+        Is::Link(target) => symlinkat(std::ffi::OsStr::from_bytes(target), parent, name),
+        Is::File(content) => put_file(parent, name, content, mode)?,
+        Is::Unread | Is::Special => Ok(()),
+    };
+    match done {
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn put_file(parent: &OwnedFd, name: &std::ffi::OsStr, content: &[u8], mode: u32) -> io::Result<Result<(), Errno>> {
+    let flags = OFlag::O_WRONLY | OFlag::O_TMPFILE | OFlag::O_CLOEXEC;
+    match nix::fcntl::openat(parent, ".", flags, Mode::from_bits_truncate(0o600)) {
+        Ok(fd) => {
+            let mut file = std::fs::File::from(fd);
+            file.write_all(content)?;
+            file.set_permissions(Permissions::from_mode(mode & 0o777))?;
+            let cwd = nix::fcntl::AT_FDCWD;
+            Ok(linkat(cwd, by_descriptor(&file).as_os_str(), parent, name, AtFlags::AT_SYMLINK_FOLLOW))
+        }
+        Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::ENOENT) => {
+            let mut file = tempfile::Builder::new().prefix(".hermes-sandbox-").tempfile_in(by_descriptor(parent))?;
+            file.write_all(content)?;
+            file.as_file().set_permissions(Permissions::from_mode(mode & 0o777))?;
+            let target = PathBuf::from(by_descriptor(parent)).join(name);
+            Ok(file.persist_noclobber(target).map(drop).map_err(|e| errno(&e.error)))
+        }
+        Err(errno) => Ok(Err(errno)),
+    }
+}
+
+/// The target of a symlink that lies at `path`.
+pub(crate) fn target(root: &Root, path: &Path) -> Option<PathBuf> {
+    let (parent, name) = root.parent(path).ok()?;
+    readlinkat(&parent, name).ok().map(PathBuf::from)
+}
+
+/// Candidates by the repository that may excuse them.
+pub(crate) type ByRepository<'r> = BTreeMap<PathBuf, Vec<Candidate<'r>>>;

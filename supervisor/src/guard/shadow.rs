@@ -1,0 +1,228 @@
+//! Private copies of hooks and configuration of a repository, which jobs see in the place of the host's.
+//!
+//! What is written there never reaches the host but for configuration keys that are known to be harmless. So host tools
+//! that run at once, as `git status` runs `core.fsmonitor`, meet nothing, and neither does a supervisor's SIGKILL leave
+//! anything to be undone.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use hermes_backends::compile::shadow::{FILES, LINKS};
+use hermes_backends::wire::Cover;
+use hermes_profiles::guard::git_config;
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::stat::{Mode, SFlag, mkdirat};
+
+use super::run::Run;
+use super::snapshot::{Held, Is, LONGEST, Snapshot, Wanted, hold};
+use crate::beneath::{Root, by_descriptor, kind};
+use crate::state::Tree;
+
+/// Repositories that are shadowed; what changes in the rest is found afterwards.
+pub(crate) const MOST: usize = 64;
+/// Entries of a private directory of hooks that are looked at.
+const MOST_HOOKS: usize = 1000;
+/// Files of a git directory that are git configuration.
+pub(crate) const CONFIGS: &[&str] = &["config", "config.worktree"];
+
+/// Makes the private copies of one repository from what the baseline knows. Returns what is to be covered,
+/// and whether the directory of hooks had to be made.
+pub(crate) fn make(run: &Run, tree: &Tree, baseline: &Snapshot, git: &Path, number: u32) -> io::Result<(Vec<Cover>, bool)> {
+    let files = Run::files(&run.dir, number);
+    DirBuilder::new().mode(0o700).create(&files)?;
+    DirBuilder::new().mode(0o755).create(files.join("hooks"))?;
+    let inside = Path::new(FILES).join(number.to_string());
+    let at = tree.path.join(git);
+    let mut covers = Vec::new();
+    if !git.as_os_str().is_empty() {
+        covers.push(Cover::Pin { target: at.clone() });
+    }
+    let hooks = hooks(tree, git)?;
+    if hooks != Hooks::Not {
+        covers.push(Cover::Directory { target: at.join("hooks"), source: inside.join("hooks") });
+    }
+    for (path, held) in of(baseline, git) {
+        let Ok(within) = path.strip_prefix(git) else { continue };
+        if let Ok(hook) = within.strip_prefix("hooks") {
+            // Deeper ones are no hooks; git does not look there.
+            if hook.components().count() == 1 {
+                copy(&files.join("hooks").join(hook), &held.is, held.mode)?;
+            }
+        } else if let (Some(name), Is::File(content)) = (config_name(within), &held.is) {
+            let private = files.join(&name);
+            write(&private, content, held.mode)?;
+            let mut link = OsString::from(format!("{number}."));
+            link.push(&name);
+            symlink(inside.join(&name), run.dir.join("links").join(&link))?;
+            covers.push(Cover::Link { target: tree.path.join(&path), source: Path::new(LINKS).join(link) });
+        }
+    }
+    Ok((covers, hooks == Hooks::Made))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hooks {
+    There,
+    Made,
+    Not,
+}
+
+/// Removes a directory of hooks that [`make`] made, if it is as empty as it was.
+pub(crate) fn unmake_hooks(tree: &Tree, git: &Path) {
+    if let Ok((parent, name)) = tree.root.parent(&git.join("hooks")) {
+        let _ = nix::unistd::unlinkat(&parent, name, nix::unistd::UnlinkatFlags::RemoveDir);
+    }
+}
+
+/// The guarded entries of one git directory.
+fn of<'s>(snapshot: &'s Snapshot, git: &Path) -> impl Iterator<Item = (PathBuf, &'s Held)> {
+    let git = git.to_owned();
+    snapshot.held().filter(move |(_, around, _)| around.as_deref() == Some(&git)).map(|(path, _, held)| (path, held))
+}
+
+/// A flat name for a configuration file: `worktrees/x/config.worktree` is a file of its own.
+fn config_name(within: &Path) -> Option<OsString> {
+    let name = within.file_name()?;
+    if !CONFIGS.iter().any(|config| name == *config) {
+        return None;
+    }
+    Some(OsString::from(within.to_str()?.replace('%', "%25").replace('/', "%2F")))
+}
+
+/// Is there a directory of hooks? Made when it is absent: nothing can be mounted over a name that is not there, and git
+/// itself makes an empty one.
+fn hooks(tree: &Tree, git: &Path) -> io::Result<Hooks> {
+    let path = git.join("hooks");
+    Ok(match tree.root.stat(&path) {
+        Ok(stat) if kind(&stat) == SFlag::S_IFDIR => Hooks::There,
+        Err(Errno::ENOENT) => {
+            let (parent, name) = tree.root.parent(&path)?;
+            // Where it cannot be made, no job makes it either.
+            let made = mkdirat(&parent, name, Mode::from_bits_truncate(0o755));
+            if made.is_ok() { Hooks::Made } else { Hooks::Not }
+        }
+        Ok(_) | Err(_) => Hooks::Not,
+    })
+}
+
+fn copy(path: &Path, is: &Is, mode: u32) -> io::Result<()> {
+    match is {
+        Is::File(content) => write(path, content, mode),
+        Is::Link(target) => symlink(OsStr::from_bytes(target), path),
+        Is::Unread | Is::Special => Ok(()),
+    }
+}
+
+fn write(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode & 0o777 | 0o600).open(path)?;
+    file.write_all(content)
+}
+
+/// What jobs made of one repository's private copies.
+#[derive(Debug, Default)]
+pub(crate) struct Private {
+    /// Path relative to the tree, as it was, as it is.
+    pub(crate) hooks: Vec<(PathBuf, Option<Held>, Held)>,
+    /// Path relative to the tree, content as it was and as it is.
+    pub(crate) configs: Vec<(PathBuf, Vec<u8>, Vec<u8>)>,
+}
+
+/// Reads the private copies. They are hostile ground: nothing is followed, and sizes and numbers are bounded.
+pub(crate) fn read(run_dir: &Path, baseline: &Snapshot, git: &Path, number: u32) -> io::Result<Private> {
+    let mut private = Private::default();
+    let Ok(root) = Root::open(&Run::files(run_dir, number)) else { return Ok(private) };
+    let before: Vec<(PathBuf, &Held)> = of(baseline, git).collect();
+    for (path, held) in &before {
+        let Ok(within) = path.strip_prefix(git) else { continue };
+        if let (Some(name), Is::File(old)) = (config_name(within), &held.is)
+            && let Ok((content, _)) = root.read(Path::new(&name), LONGEST)
+            && content != *old
+        {
+            private.configs.push((path.clone(), old.clone(), content));
+        }
+    }
+    let Ok(hooks) = root.at(Path::new("hooks"), OFlag::O_RDONLY | OFlag::O_DIRECTORY, Mode::empty()) else { return Ok(private) };
+    for entry in std::fs::read_dir(by_descriptor(&hooks))?.take(MOST_HOOKS) {
+        let name = entry?.file_name();
+        let within = Path::new("hooks").join(&name);
+        let Ok(stat) = root.stat(&within) else { continue };
+        if kind(&stat) == SFlag::S_IFDIR {
+            continue;
+        }
+        let now = hold(&root, &within, &stat, Wanted::Kept);
+        let path = git.join(&within);
+        let old = before.iter().find(|(at, _)| *at == path).map(|(_, held)| (*held).clone());
+        if old.as_ref().is_none_or(|old| old.is != now.is || old.mode & 0o777 | 0o600 != now.mode & 0o777) {
+            private.hooks.push((path, old, now));
+        }
+    }
+    Ok(private)
+}
+
+/// How a change of configuration is brought to the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// In place: a new file would take the cover off.
+    InPlace,
+    /// As git does: with its lock, by rename.
+    Locked,
+}
+
+/// Brings harmless keys that jobs changed to the host's configuration. Returns the keys that stay behind.
+pub(crate) fn merge(tree: &Tree, path: &Path, before: &[u8], private: &[u8], manner: Manner) -> io::Result<Vec<String>> {
+    let (host, _) = match tree.root.read(path, LONGEST) {
+        Ok(read) => read,
+        // The host has removed it: nothing of the sandbox's comes back.
+        Err(Errno::ENOENT) => return Ok(Vec::new()),
+        Err(errno) => return Err(errno.into()),
+    };
+    let merged = match git_config::merge(before, private, &host) {
+        Ok(merged) => merged,
+        Err(unreadable) => return Ok(vec![unreadable.to_string()]),
+    };
+    if merged.text != host {
+        match manner {
+            Manner::InPlace => write_in_place(tree, path, merged.text, host.len())?,
+            Manner::Locked => write_locked(tree, path, &merged.text)?,
+        }
+    }
+    Ok(merged.refused)
+}
+
+/// One write of the new text, at least as long as the old one: empty lines at the end mean nothing, and a reader never
+/// sees a file that was cut.
+fn write_in_place(tree: &Tree, path: &Path, mut text: Vec<u8>, old: usize) -> io::Result<()> {
+    text.resize(text.len().max(old), b'\n');
+    let fd = tree.root.at(path, OFlag::O_WRONLY | OFlag::O_NOFOLLOW, Mode::empty())?;
+    File::from(fd).write_all_at(&text, 0)
+}
+
+fn write_locked(tree: &Tree, path: &Path, text: &[u8]) -> io::Result<()> {
+    let (parent, name) = tree.root.parent(path)?;
+    let mode = tree.root.stat(path)?.st_mode & 0o777;
+    let mut lock = name.to_owned();
+    lock.push(".lock");
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let mut waited = 0;
+    let fd = loop {
+        match nix::fcntl::openat(&parent, lock.as_os_str(), flags, Mode::from_bits_truncate(mode)) {
+            // git on the host is at it.
+            Err(Errno::EEXIST) if waited < 100 => {
+                waited += 1;
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            other => break other?,
+        }
+    };
+    let written = File::from(fd).write_all(text);
+    let done = written.and_then(|()| Ok(nix::fcntl::renameat(&parent, lock.as_os_str(), &parent, name)?));
+    if done.is_err() {
+        let _ = nix::unistd::unlinkat(&parent, lock.as_os_str(), nix::unistd::UnlinkatFlags::NoRemoveDir);
+    }
+    done
+}
