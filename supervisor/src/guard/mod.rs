@@ -1,0 +1,3 @@
+//! The workspace comes back safe.
+
+pub(crate) mod history;
