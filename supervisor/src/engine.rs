@@ -83,17 +83,7 @@ pub(crate) fn compile(
 
 /// Runs a command in a sandbox and returns the exit status.
 pub(crate) fn run(prepared: Prepared, command: Vec<OsString>, log: &mut Log) -> Result<u8, Error> {
-    let limits = &prepared.plan.limits;
-    let by_cgroup = |value: Option<u64>, enforcer| value.filter(|_| enforcer == Enforcer::Cgroup);
-    let tree = TreeLimits {
-        memory: by_cgroup(limits.memory, limits.memory_by),
-        processes: by_cgroup(limits.processes, limits.processes_by),
-        cpu_percent: limits.cpu_percent,
-    };
-    let group = match tree.is_empty() {
-        true => None,
-        false => Some(Cgroup::create(&prepared.host.cgroup, &tree).map_err(|error| Error::setup(error.to_string()))?),
-    };
+    let group = group(&prepared.plan, &prepared.host)?;
     let procs: Vec<_> = group.iter().flat_map(Cgroup::procs).collect();
     let mut environment = prepared.environment.passed;
     for redirect in &prepared.plan.redirects {
@@ -113,6 +103,21 @@ pub(crate) fn run(prepared: Prepared, command: Vec<OsString>, log: &mut Log) -> 
     // The process ends: to give back piece by piece what a policy allocated would only keep the caller waiting.
     std::mem::forget((prepared.policy, prepared.plan, prepared.survey, prepared.caller));
     outcome
+}
+
+/// The control group that the plan's limits ask for.
+pub(crate) fn group(plan: &Plan, host: &Host) -> Result<Option<Cgroup>, Error> {
+    let limits = &plan.limits;
+    let by_cgroup = |value: Option<u64>, enforcer| value.filter(|_| enforcer == Enforcer::Cgroup);
+    let tree = TreeLimits {
+        memory: by_cgroup(limits.memory, limits.memory_by),
+        processes: by_cgroup(limits.processes, limits.processes_by),
+        cpu_percent: limits.cpu_percent,
+    };
+    match tree.is_empty() {
+        true => Ok(None),
+        false => Cgroup::create(&host.cgroup, &tree).map(Some).map_err(|error| Error::setup(error.to_string())),
+    }
 }
 
 /// Says which limits of the control group were hit: a kill by the kernel looks like any other from outside.

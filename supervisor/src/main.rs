@@ -2,11 +2,13 @@
 
 mod args;
 mod beneath;
+mod confined;
 mod doctor;
 mod engine;
 mod error;
 mod events;
 mod explain;
+mod guard;
 mod needs;
 mod output;
 mod pages;

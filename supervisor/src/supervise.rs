@@ -148,7 +148,7 @@ fn spawn(plan: &Plan, command: &[OsString], environment: Vec<(OsString, OsString
 }
 
 /// Where execvp would look for `program`.
-fn candidates(program: &OsStr, path: &OsStr) -> Vec<Vec<u8>> {
+pub(crate) fn candidates(program: &OsStr, path: &OsStr) -> Vec<Vec<u8>> {
     if program.as_bytes().contains(&b'/') || program.is_empty() {
         return vec![program.as_bytes().to_vec()];
     }

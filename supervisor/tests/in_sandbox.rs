@@ -1,0 +1,87 @@
+//! Tests that start sandboxes from inside the program: the program's own modules, and a `main` that is init when it is
+//! asked to be, and otherwise runs every case in the one thread that may start a sandbox.
+#![allow(dead_code, clippy::unwrap_used, missing_docs)]
+
+#[path = "../src/args.rs"]
+mod args;
+#[path = "../src/beneath.rs"]
+mod beneath;
+#[path = "../src/confined.rs"]
+mod confined;
+#[path = "../src/engine.rs"]
+mod engine;
+#[path = "../src/error.rs"]
+mod error;
+#[path = "../src/events.rs"]
+mod events;
+#[path = "../src/guard/mod.rs"]
+mod guard;
+#[path = "../src/needs.rs"]
+mod needs;
+#[path = "../src/output.rs"]
+mod output;
+#[path = "../src/prepare.rs"]
+mod prepare;
+#[path = "../src/request.rs"]
+mod request;
+#[path = "../src/scratch.rs"]
+mod scratch;
+#[path = "../src/start.rs"]
+mod start;
+#[path = "../src/state.rs"]
+mod state;
+#[path = "../src/stdio.rs"]
+mod stdio;
+#[path = "../src/supervise.rs"]
+mod supervise;
+#[path = "../src/terminal.rs"]
+mod terminal;
+#[path = "../src/usage.rs"]
+mod usage;
+#[cfg(test)]
+#[path = "../src/sample.rs"]
+mod sample;
+
+#[path = "in_sandbox/history.rs"]
+mod history;
+#[path = "in_sandbox/tool.rs"]
+mod tool;
+
+use std::process::ExitCode;
+
+use args::TierArg;
+
+/// A name, and what is run in each tier.
+type Case = (&'static str, fn(TierArg));
+
+fn main() -> ExitCode {
+    let argv: Vec<_> = std::env::args_os().collect();
+    if argv.get(1).is_some_and(|name| engine::is_init(name)) {
+        return engine::init();
+    }
+    let only = argv.get(1).and_then(|name| name.to_str()).filter(|name| !name.starts_with('-')).unwrap_or("");
+    let host = engine::measure_now();
+    let namespaces = host.userns.works();
+    let (mut passed, mut failed) = (0, 0);
+    for (name, case) in history::CASES.iter().chain(tool::CASES) {
+        for tier in [TierArg::Namespaces, TierArg::Landlock] {
+            let name = format!("{name} ({tier:?})");
+            if !name.contains(only) {
+                continue;
+            }
+            if !namespaces && tier == TierArg::Namespaces {
+                println!("SKIPPED {name}: no user namespaces");
+                continue;
+            }
+            match std::panic::catch_unwind(|| case(tier)) {
+                Ok(()) => passed += 1,
+                Err(_) => {
+                    println!("FAILED {name}");
+                    failed += 1;
+                }
+            }
+        }
+    }
+    println!("test result: {}. {passed} passed; {failed} failed", if failed == 0 { "ok" } else { "FAILED" });
+    ExitCode::from(u8::from(failed > 0))
+}
