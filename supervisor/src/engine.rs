@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use hermes_backends::compile::files::paths_of;
+use hermes_backends::compile::shadow::Shadow;
 use hermes_backends::compile::{Choices, compile as compile_plan};
 use hermes_backends::host::Host;
 use hermes_backends::limits::TreeLimits;
@@ -18,6 +19,7 @@ use hermes_profiles::{Caller, Policy};
 use crate::args::{PolicyArgs, TierArg};
 use crate::error::{Error, Kind};
 use crate::events::{Event, Log};
+use crate::guard::{self, Guards};
 use crate::output;
 use crate::prepare::Prepared;
 use crate::request;
@@ -81,8 +83,13 @@ pub(crate) fn compile(
     compile_plan(policy, host, survey, choices).map_err(|error| Error::new(Kind::Policy, error.to_string()))
 }
 
+/// Shows the private copies of a guard inside.
+pub(crate) fn show_shadow(plan: &mut Plan, shadow: Shadow) {
+    hermes_backends::compile::shadow::add(plan, shadow);
+}
+
 /// Runs a command in a sandbox and returns the exit status.
-pub(crate) fn run(prepared: Prepared, command: Vec<OsString>, log: &mut Log) -> Result<u8, Error> {
+pub(crate) fn run(prepared: Prepared, command: Vec<OsString>, mut guards: Option<Guards>, log: &mut Log) -> Result<u8, Error> {
     let group = group(&prepared.plan, &prepared.host)?;
     let procs: Vec<_> = group.iter().flat_map(Cgroup::procs).collect();
     let mut environment = prepared.environment.passed;
@@ -90,9 +97,12 @@ pub(crate) fn run(prepared: Prepared, command: Vec<OsString>, log: &mut Log) -> 
         environment.retain(|(name, _)| *name != *redirect.name);
         environment.push((redirect.name.clone().into(), redirect.directory.clone().into()));
     }
-    let outcome = supervise::run(&prepared.plan, &command, environment, &procs, log);
+    let outcome = supervise::run(&prepared.plan, &command, environment, &procs, guards.as_mut(), log);
     if let Some(group) = &group {
         tell_limits(group, log)?;
+    }
+    if let Some(guards) = guards {
+        guard::tell(&guards.settle()?, log)?;
     }
     if outcome.as_ref().is_err_and(|error| error.kind == Kind::Setup)
         && let Some(dir) = request::cache_dir(&prepared.caller)

@@ -52,6 +52,10 @@ pub(crate) enum Event<'a> {
     },
     /// A limit stopped something.
     LimitHit { limit: Cow<'a, str> },
+    /// A file that the host would run or obey was put aside; `id` is its number in the quarantine.
+    PutAside { id: u64, path: String, rule: &'a str, why: &'a str, staged: bool },
+    /// A file that the host runs or obeys on purpose (a build, a push) was changed.
+    Reported { path: String, rule: &'a str, why: &'a str },
     /// The sandbox is gone; `status` is the supervisor's own exit status.
     End {
         status: u8,

@@ -23,6 +23,7 @@ use nix::unistd::Pid;
 
 use crate::error::{Error, Kind};
 use crate::events::{Event, Log};
+use crate::guard::Guards;
 use crate::output;
 use crate::stdio::{self, Descriptor};
 use crate::terminal::{Relay, Typed};
@@ -59,6 +60,7 @@ pub(crate) fn run(
     command: &[OsString],
     environment: Vec<(OsString, OsString)>,
     cgroups: &[BorrowedFd<'_>],
+    mut guards: Option<&mut Guards>,
     log: &mut Log,
 ) -> Result<u8, Error> {
     let descriptors = stdio::look()?;
@@ -83,6 +85,13 @@ pub(crate) fn run(
         .collect();
     let to_error = |error: StepError| failed(&error, command);
     let sandbox = Sandbox::start(plan, &handed, cgroups).map_err(to_error)?;
+    if let Some(guards) = &mut guards {
+        // Beside the set-up, and before the first process.
+        let covers = guards.take_baseline(sandbox.init().as_raw())?;
+        if !covers.is_empty() {
+            sandbox.cover(covers).map_err(to_error)?;
+        }
+    }
     let terminal = descriptors.iter().any(|descriptor| descriptor.kind == Stdio::Terminal);
     let spawn = spawn(plan, command, environment, &descriptors);
     let passed: Vec<BorrowedFd<'_>> =
@@ -90,7 +99,7 @@ pub(crate) fn run(
     let mut relay = None;
     if terminal {
         sandbox.request(&Request::OpenTerminal, &[]).map_err(to_error)?;
-        relay = Some(open_terminal(&sandbox, command)?);
+        relay = Some(open_terminal(&sandbox, command, &mut guards)?);
     }
     sandbox.spawn(spawn, &passed).map_err(to_error)?;
     drop(passed);
@@ -100,6 +109,7 @@ pub(crate) fn run(
         sandbox,
         signals,
         relay,
+        guards,
         log,
         deadline: Some((Instant::now() + START, Due::Abandon)),
         interrupted: None,
@@ -117,9 +127,15 @@ pub(crate) fn run(
     Ok(status)
 }
 
-fn open_terminal(sandbox: &Sandbox, command: &[OsString]) -> Result<Relay, Error> {
+fn open_terminal(sandbox: &Sandbox, command: &[OsString], guards: &mut Option<&mut Guards>) -> Result<Relay, Error> {
     let lost = || Error::setup("the sandbox's init ended before it opened a terminal");
     match sandbox.event().map_err(|error| failed(&error, command))? {
+        Some((Answer::Covered { failed }, _)) => {
+            if let Some(guards) = guards {
+                guards.covered(&failed)?;
+            }
+            open_terminal(sandbox, command, guards)
+        }
         Some((Answer::Terminal, mut fds)) => {
             let master = fds.pop().ok_or_else(lost)?;
             Relay::new(master).map_err(|errno| failed(&StepError::new(Step::Terminal, errno), command))
@@ -175,6 +191,7 @@ struct Session<'a> {
     sandbox: Sandbox,
     signals: SignalFd,
     relay: Option<Relay>,
+    guards: Option<&'a mut Guards>,
     log: &'a mut Log,
     deadline: Option<(Instant, Due)>,
     interrupted: Option<Instant>,
@@ -214,12 +231,23 @@ impl Session<'_> {
                 return Ok(if self.timed_out { TIMED_OUT } else { status });
             }
             self.check_deadline()?;
+            self.look_after_files()?;
         }
+    }
+
+    fn look_after_files(&mut self) -> Result<(), Error> {
+        let Some(guards) = &mut self.guards else { return Ok(()) };
+        for covers in guards.tick()? {
+            self.sandbox.cover(covers).map_err(|error| failed(&error, self.command))?;
+        }
+        Ok(())
     }
 
     /// Waits for something to do: (event, signal, output of the job, input for it).
     fn poll(&self) -> Result<(bool, bool, bool, bool), Error> {
-        let next = self.deadline.map(|(at, _)| at).into_iter().chain(self.suspend).min();
+        let watched = self.guards.as_ref().and_then(|guards| guards.events());
+        let looks = self.guards.as_ref().and_then(|guards| guards.deadline());
+        let next = self.deadline.map(|(at, _)| at).into_iter().chain(self.suspend).chain(looks).min();
         let timeout = next.map_or(PollTimeout::NONE, |at| {
             PollTimeout::try_from(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
                 .unwrap_or(PollTimeout::MAX)
@@ -237,13 +265,14 @@ impl Session<'_> {
             let room = if relay.is_some_and(Relay::has_pending) { PollFlags::POLLOUT } else { PollFlags::empty() };
             fds.push(PollFd::new(master, PollFlags::POLLIN | room));
         }
+        fds.extend(watched.map(|watched| PollFd::new(watched, PollFlags::POLLIN)));
         match poll(&mut fds, timeout) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(Error::setup(format!("cannot wait for the sandbox: {}", errno.desc()))),
         }
         let ready = |n: usize| fds.get(n).and_then(PollFd::revents).is_some_and(|events| !events.is_empty());
         let output = 2 + usize::from(typed);
-        Ok((ready(0), ready(1), ready(output), typed && ready(2)))
+        Ok((ready(0), ready(1), master.is_some() && ready(output), typed && ready(2)))
     }
 
     /// One event from init; the exit status when the job has ended.
@@ -285,6 +314,12 @@ impl Session<'_> {
                     limit >> 20
                 ));
                 self.log.write(&Event::LimitHit { limit: "memory".into() })?;
+                Ok(None)
+            }
+            Some((Answer::Covered { failed }, _)) => {
+                if let Some(guards) = &mut self.guards {
+                    guards.covered(&failed)?;
+                }
                 Ok(None)
             }
             Some((Answer::Terminal | Answer::TerminalFailed(_), _)) => Ok(None),

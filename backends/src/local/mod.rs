@@ -124,6 +124,11 @@ impl Sandbox {
         self.request(&Request::Signal { job, signal: signal as i32, group }, &[])
     }
 
+    /// Init as the host sees it.
+    pub fn init(&self) -> Pid {
+        self.init
+    }
+
     /// Waits for the next event; `None` when init has ended.
     pub fn event(&self) -> Result<Option<(Event, Vec<OwnedFd>)>, StepError> {
         self.channel.receive().at(Step::Message)

@@ -5,6 +5,7 @@
 //! [`hermes_profiles::guard`]'s business; how a sandbox is confined it does not know.
 
 pub(crate) mod history;
+mod live;
 pub(crate) mod quarantine;
 pub(crate) mod rules;
 pub(crate) mod run;
@@ -12,6 +13,7 @@ pub(crate) mod settle;
 pub(crate) mod shadow;
 pub(crate) mod snapshot;
 mod store;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -23,14 +25,15 @@ use hermes_backends::compile::shadow::Shadow;
 use hermes_backends::plan::{MountStep, PathRights, Plan, Source, Tier};
 use hermes_backends::step::StepError;
 use hermes_backends::wire::Cover;
+use hermes_profiles::guard::Check;
 use hermes_profiles::{GuardRules, ospath};
-use nix::sys::statfs::{FsType, fstatfs};
+use nix::sys::statfs::fstatfs;
 use std::os::unix::fs::MetadataExt;
 
 use crate::error::Error;
+use crate::events::{Event, Log};
 use crate::output;
 use crate::state::Tree;
-use history::Tips;
 use quarantine::{Quarantine, Stage};
 use rules::TreeRules;
 use run::{Readable, Record, Repository, Run, TreeRecord};
@@ -45,6 +48,7 @@ pub(crate) struct Guards {
     record: Record,
     trees: Vec<(Tree, Snapshot)>,
     shadowing: bool,
+    live: Option<live::Live>,
 }
 
 /// Settles what killed supervisors have left. Every command that works with trees begins with it.
@@ -130,7 +134,7 @@ impl Guards {
             trees: records,
             readable,
         };
-        Ok(Some(Self { run, record, trees, shadowing }))
+        Ok(Some(Self { run, record, trees, shadowing, live: None }))
     }
 
     /// The two directories that jobs see instead of what is shadowed.
@@ -160,7 +164,7 @@ impl Guards {
             let known = tree.state.join("index");
             let old: Option<Snapshot> = store::read_if_known(&known).map_err(failed)?;
             let mut now = look(tree, &tree_rules, old.as_ref()).map_err(failed)?;
-            if old.as_ref().is_none_or(|old| !old.same_look(&now)) {
+            if now.renewed {
                 store::write(&known, &now).map_err(failed)?;
             }
             let mut corrected = false;
@@ -188,6 +192,7 @@ impl Guards {
         }
         store::write(&self.run.record_path(), &self.record)
             .map_err(|e| cannot("record this run in", &self.run.dir, &e))?;
+        self.watch(covers.clone());
         Ok(covers)
     }
 
@@ -210,16 +215,6 @@ impl Guards {
             }
         }
         Ok(known)
-    }
-
-    /// What could not be covered is watched only.
-    pub(crate) fn covered(&self, failed: &[(u32, StepError)]) {
-        if let Some((_, error)) = failed.first() {
-            output::complain(&format!(
-                "{} of the repositories' hooks and configurations are watched, not shadowed: {error}",
-                failed.len()
-            ));
-        }
     }
 
     /// Brings every tree back. The sandbox has ended.
@@ -282,11 +277,15 @@ fn settle_tree(
         for repository in of_tree.repositories.iter().filter(|repository| repository.made_hooks) {
             shadow::unmake_hooks(tree, &repository.git);
         }
-        if changed { look(tree, &rules, Some(&now)) } else { Ok(now) }
+        if !changed {
+            return Ok(now);
+        }
+        let settled = look(tree, &rules, Some(&now))?;
+        Ok(Snapshot { renewed: true, ..settled })
     };
     let now = work().map_err(failed)?;
     *outcome = settler.outcome;
-    if !baseline.same_look(&now) {
+    if now.renewed {
         store::write(&tree.state.join("index"), &now).map_err(failed)?;
     }
     Ok(())
@@ -306,20 +305,21 @@ fn excuse<'r>(of_tree: &TreeRecord, tree: &Tree, candidates: Vec<Candidate<'r>>)
     for (index, candidates) in by_repository {
         let repository = &of_tree.repositories[index];
         let top = repository.git.parent().unwrap_or(Path::new(""));
-        let wanted: Vec<history::Wanted> = candidates
+        let wanted: Vec<history::Wanted<'_>> = candidates
             .iter()
-            .filter_map(|candidate| {
-                let path = candidate.change.path.strip_prefix(top).ok()?.to_owned();
-                let (content, link) = match &candidate.change.now.as_ref()?.is {
-                    Is::File(content) => (content.clone(), false),
-                    Is::Link(target) => (target.clone(), true),
-                    Is::Unread | Is::Special => (Vec::new(), false),
+            .map(|candidate| {
+                let (content, symlink): (&[u8], bool) = match candidate.change.now.as_ref().map(|now| &now.is) {
+                    Some(Is::File(content)) => (content, false),
+                    Some(Is::Link(target)) => (target, true),
+                    _ => (&[], false),
                 };
-                Some(history::Wanted { path, content, link })
+                let path = candidate.change.path.strip_prefix(top).unwrap_or(&candidate.change.path);
+                history::Wanted { path, content, symlink, crlf: candidate.rule.check != Check::Whole }
             })
             .collect();
-        let known = history::tracked(&repository.tips, &tree.path.join(&repository.git), &wanted);
-        left.extend(candidates.into_iter().zip(known).filter(|(_, known)| !known).map(|(candidate, _)| candidate));
+        let known = history::tracked(&repository.tips, &wanted, None, history::Budget::default());
+        let excused = known.excused;
+        left.extend(candidates.into_iter().zip(excused).filter(|(_, excused)| !excused).map(|(candidate, _)| candidate));
     }
     left
 }
@@ -349,10 +349,15 @@ impl Settler<'_> {
     /// Takes over what is harmless in private copies, and puts the rest aside. The host's files were never touched.
     fn settle_shadow(&mut self, run_dir: &Path, baseline: &Snapshot, git: &Path, number: u32) -> io::Result<()> {
         let private = shadow::read(run_dir, baseline, git, number)?;
-        for (path, before, content) in private.configs {
-            let refused = shadow::merge(self.tree, &path, &before, &content, Manner::Locked)?;
-            if !refused.is_empty() {
-                self.keep_private(&path, git, &settle::sets(&refused), Is::File(content), 0o644, Some(before))?;
+        for (path, before, now) in private.configs {
+            let Some(rule) = self.rules.rule(&path, Some(git)) else { continue };
+            let old = shadow::text(before.as_ref());
+            let refused = match &now.is {
+                Is::File(new) => shadow::merge(self.tree, &path, old, new, Manner::Locked)?,
+                _ => vec!["what is not a file".to_owned()],
+            };
+            if !refused.is_empty() && !self.approved.has(&rule.id, &path, &now.is, now.mode) {
+                self.keep_private(&path, rule, settle::sets(&refused), &now, before.as_ref())?;
             }
         }
         for (path, before, now) in private.hooks {
@@ -360,13 +365,7 @@ impl Settler<'_> {
             let approved = self.approved.has(&rule.id, &path, &now.is, now.mode);
             match settle::decide(rule, before.as_ref(), &now, approved) {
                 Decision::Keep if approved => self.install(&path, &now)?,
-                Decision::PutAside { why, .. } => {
-                    let old = before.and_then(|before| match before.is {
-                        Is::File(content) => Some(content),
-                        _ => None,
-                    });
-                    self.keep_private(&path, git, &why, now.is, now.mode, old)?;
-                }
+                Decision::PutAside { why, .. } => self.keep_private(&path, rule, why, &now, before.as_ref())?,
                 _ => {}
             }
         }
@@ -434,11 +433,45 @@ fn readable(plan: &Plan) -> Readable {
     }
 }
 
+/// Tells what was put aside and what should be looked at: one line for each kind.
+pub(crate) fn tell(outcome: &Outcome, log: &mut Log) -> Result<(), Error> {
+    for (id, entry) in &outcome.put_aside {
+        let (path, rule, why) = (output::path(&entry.path), entry.rule.as_str(), entry.why.as_str());
+        log.write(&Event::PutAside { id: *id, path, rule, why, staged: entry.staged })?;
+    }
+    for (path, why, rule) in &outcome.reported {
+        log.write(&Event::Reported { path: output::path(path), rule, why })?;
+    }
+    let (staged, aside): (Vec<_>, Vec<_>) = outcome.put_aside.iter().map(|(_, entry)| entry).partition(|entry| entry.staged);
+    if !aside.is_empty() {
+        output::complain(&format!(
+            "put aside {}, which the host would run or obey; `hermes-sandbox quarantine list` says more",
+            some(aside.iter().map(|entry| entry.path.as_path()))
+        ));
+    }
+    if !staged.is_empty() {
+        output::complain(&format!(
+            "{} wait for approval; `hermes-sandbox quarantine list` says more",
+            some(staged.iter().map(|entry| entry.path.as_path()))
+        ));
+    }
+    if !outcome.reported.is_empty() {
+        output::complain(&format!(
+            "note: changed {}, which run when the project is built or pushed",
+            some(outcome.reported.iter().map(|(path, ..)| path.as_path()))
+        ));
+    }
+    Ok(())
+}
+
+/// "a, b, c and 4 more"
+fn some<'p>(paths: impl ExactSizeIterator<Item = &'p Path>) -> String {
+    let more = paths.len().saturating_sub(3);
+    let shown: Vec<String> = paths.take(3).map(output::path).collect();
+    let shown = shown.join(", ");
+    if more == 0 { shown } else { format!("{shown} and {more} more") }
+}
+
 fn cannot(what: &str, path: &Path, why: &io::Error) -> Error {
     Error::setup(format!("cannot {what} {}: {why}", output::path(path)))
 }
-
-#[allow(dead_code)]
-const _: Option<FsType> = None;
-#[allow(dead_code)]
-type _Unused = Tips;

@@ -26,6 +26,16 @@ impl<'p> TreeRules<'p> {
         Self { guard: Guard::new(rules, tree), tree: tree.to_owned(), skips, readable }
     }
 
+    /// The rule with this name.
+    pub(crate) fn by_id(&self, id: &str) -> Option<&Rule> {
+        self.guard.by_id(id)
+    }
+
+    /// What a snapshot by these rules is good for.
+    pub(crate) fn stamp(&self) -> String {
+        self.guard.stamp()
+    }
+
     /// The rule for a guarded entry.
     pub(crate) fn rule(&self, path: &Path, git: Option<&Path>) -> Option<&Rule> {
         let inside = git.and_then(|git| path.strip_prefix(git).ok());

@@ -124,7 +124,7 @@ pub(crate) struct Outcome {
 /// Brings a tree back in steps.
 pub(crate) struct Settler<'a> {
     pub(crate) tree: &'a Tree,
-    pub(crate) rules: &'a TreeRules,
+    pub(crate) rules: &'a TreeRules<'a>,
     pub(crate) about: &'a About,
     pub(crate) quarantine: Quarantine,
     pub(crate) approved: Approved,
@@ -206,41 +206,77 @@ impl<'a> Settler<'a> {
         Ok(())
     }
 
-    /// Puts aside what nothing excuses.
-    pub(crate) fn put_aside(&mut self, candidate: Candidate<'_>) -> io::Result<()> {
-        let Candidate { change, rule, why, instead } = candidate;
-        let Some(now) = change.now else { return Ok(()) };
-        let (before, old) = match &change.before {
+    /// What lay where an entry was put aside, or what of it is harmless.
+    pub(crate) fn instead(&self, id: u64, entry: &Entry) -> io::Result<Option<(Is, u32)>> {
+        let before = self.quarantine.before(id)?;
+        let config = self.rules.by_id(&entry.rule).is_some_and(|rule| rule.check == Check::GitConfig);
+        if config && entry.what == What::File {
+            let old = if matches!(entry.before, Before::File(_)) { before.as_slice() } else { &[] };
+            if let Ok(merged) = git_config::merge(old, &self.quarantine.content(id)?, old) {
+                return Ok(Some((Is::File(merged.text), entry.mode & 0o666)));
+            }
+        }
+        Ok(match entry.before {
+            Before::File(mode) => Some((Is::File(before), mode)),
+            Before::Symlink => Some((Is::Link(before), 0o777)),
+            Before::Absent | Before::Unknown => None,
+        })
+    }
+
+    /// Puts a private copy aside: the tree has nothing of it.
+    pub(crate) fn keep_private(&mut self, path: &Path, rule: &Rule, why: String, now: &Held, old: Option<&Held>) -> io::Result<()> {
+        let (entry, content, before) = self.entry(path, rule, why, now, old);
+        let entry = Entry { stage: Stage::Done, ..entry };
+        let id = self.quarantine.add(&entry, &content, &before)?;
+        self.outcome.put_aside.push((id, entry));
+        Ok(())
+    }
+
+    /// Brings an approved private copy to the tree.
+    pub(crate) fn install(&self, path: &Path, now: &Held) -> io::Result<()> {
+        match &now.is {
+            Is::File(content) => self.replace(path, content, now.mode),
+            _ => Ok(()),
+        }
+    }
+
+    fn entry(&self, path: &Path, rule: &Rule, why: String, now: &Held, old: Option<&Held>) -> (Entry, Vec<u8>, Vec<u8>) {
+        let (before, old) = match old {
             None => (Before::Absent, Vec::new()),
             Some(Held { is: Is::File(content), mode, .. }) => (Before::File(*mode), content.clone()),
             Some(Held { is: Is::Link(target), .. }) => (Before::Symlink, target.clone()),
             Some(_) => (Before::Unknown, Vec::new()),
         };
+        let (what, content) = match &now.is {
+            Is::File(content) => (What::File, content.clone()),
+            Is::Link(target) => (What::Symlink, target.clone()),
+            Is::Unread => (What::LongFile, Vec::new()),
+            Is::Special => (What::Special, Vec::new()),
+        };
         let entry = Entry {
             time: quarantine::now(),
-            path: change.path.clone(),
+            path: path.to_owned(),
             rule: rule.id.to_string(),
             runs: rule.runs.to_string(),
             why,
             profile: self.about.profile.clone(),
             command: self.about.command.clone(),
             run: self.about.run.clone(),
-            what: match now.is {
-                Is::File(_) => What::File,
-                Is::Link(_) => What::Symlink,
-                Is::Unread => What::LongFile,
-                Is::Special => What::Special,
-            },
+            what,
             mode: now.mode,
             before,
             staged: rule.action == Action::Stage,
             stage: Stage::Copied,
         };
-        let content: &[u8] = match &now.is {
-            Is::File(content) | Is::Link(content) => content,
-            Is::Unread | Is::Special => &[],
-        };
-        let id = self.quarantine.add(&entry, content, &old)?;
+        (entry, content, old)
+    }
+
+    /// Puts aside what nothing excuses.
+    pub(crate) fn put_aside(&mut self, candidate: Candidate<'_>) -> io::Result<()> {
+        let Candidate { change, rule, why, instead } = candidate;
+        let Some(now) = change.now else { return Ok(()) };
+        let (entry, content, old) = self.entry(&change.path, rule, why, &now, change.before.as_ref());
+        let id = self.quarantine.add(&entry, &content, &old)?;
         self.finish(id, entry, instead)
     }
 
@@ -361,6 +397,3 @@ pub(crate) fn target(root: &Root, path: &Path) -> Option<PathBuf> {
     let (parent, name) = root.parent(path).ok()?;
     readlinkat(&parent, name).ok().map(PathBuf::from)
 }
-
-/// Candidates by the repository that may excuse them.
-pub(crate) type ByRepository<'r> = BTreeMap<PathBuf, Vec<Candidate<'r>>>;

@@ -25,8 +25,8 @@ use crate::state::Tree;
 
 /// Repositories that are shadowed; what changes in the rest is found afterwards.
 pub(crate) const MOST: usize = 64;
-/// Entries of a private directory of hooks that are looked at.
-const MOST_HOOKS: usize = 1000;
+/// Entries of a private directory that are looked at.
+const MOST_ENTRIES: usize = 1000;
 /// Files of a git directory that are git configuration.
 pub(crate) const CONFIGS: &[&str] = &["config", "config.worktree"];
 
@@ -56,8 +56,7 @@ pub(crate) fn make(run: &Run, tree: &Tree, baseline: &Snapshot, git: &Path, numb
         } else if let (Some(name), Is::File(content)) = (config_name(within), &held.is) {
             let private = files.join(&name);
             write(&private, content, held.mode)?;
-            let mut link = OsString::from(format!("{number}."));
-            link.push(&name);
+            let Some(link) = link(number, within) else { continue };
             symlink(inside.join(&name), run.dir.join("links").join(&link))?;
             covers.push(Cover::Link { target: tree.path.join(&path), source: Path::new(LINKS).join(link) });
         }
@@ -94,6 +93,25 @@ fn config_name(within: &Path) -> Option<OsString> {
     Some(OsString::from(within.to_str()?.replace('%', "%25").replace('/', "%2F")))
 }
 
+/// The name of the symlink that covers a configuration file.
+pub(crate) fn link(number: u32, within: &Path) -> Option<OsString> {
+    let mut link = OsString::from(format!("{number}."));
+    link.push(config_name(within)?);
+    Some(link)
+}
+
+/// Leaves only harmless keys in the host's configuration of a repository that came into being.
+pub(crate) fn clean(tree: &Tree, path: &Path, host: &[u8]) -> io::Result<()> {
+    let text = git_config::merge(b"", host, b"").map(|merged| merged.text).unwrap_or_default();
+    write_in_place(tree, path, text, host.len())
+}
+
+/// The file that a flat name stands for; `None` for what jobs made beside it.
+fn of_config_name(name: &OsStr) -> Option<PathBuf> {
+    let within = PathBuf::from(name.to_str()?.replace("%2F", "/").replace("%25", "%"));
+    (config_name(&within).as_deref() == Some(name)).then_some(within)
+}
+
 /// Is there a directory of hooks? Made when it is absent: nothing can be mounted over a name that is not there, and git
 /// itself makes an empty one.
 fn hooks(tree: &Tree, git: &Path) -> io::Result<Hooks> {
@@ -128,8 +146,8 @@ fn write(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 pub(crate) struct Private {
     /// Path relative to the tree, as it was, as it is.
     pub(crate) hooks: Vec<(PathBuf, Option<Held>, Held)>,
-    /// Path relative to the tree, content as it was and as it is.
-    pub(crate) configs: Vec<(PathBuf, Vec<u8>, Vec<u8>)>,
+    /// The same for configuration.
+    pub(crate) configs: Vec<(PathBuf, Option<Held>, Held)>,
 }
 
 /// Reads the private copies. They are hostile ground: nothing is followed, and sizes and numbers are bounded.
@@ -137,17 +155,18 @@ pub(crate) fn read(run_dir: &Path, baseline: &Snapshot, git: &Path, number: u32)
     let mut private = Private::default();
     let Ok(root) = Root::open(&Run::files(run_dir, number)) else { return Ok(private) };
     let before: Vec<(PathBuf, &Held)> = of(baseline, git).collect();
-    for (path, held) in &before {
-        let Ok(within) = path.strip_prefix(git) else { continue };
-        if let (Some(name), Is::File(old)) = (config_name(within), &held.is)
-            && let Ok((content, _)) = root.read(Path::new(&name), LONGEST)
-            && content != *old
-        {
-            private.configs.push((path.clone(), old.clone(), content));
+    let known = |path: &Path| before.iter().find(|(at, _)| at == path).map(|(_, held)| (*held).clone());
+    for entry in std::fs::read_dir(Run::files(run_dir, number))?.take(MOST_ENTRIES) {
+        let name = entry?.file_name();
+        let (Some(within), Ok(stat)) = (of_config_name(&name), root.stat(Path::new(&name))) else { continue };
+        let path = git.join(within);
+        let (old, now) = (known(&path), hold(&root, Path::new(&name), &stat, Wanted::Kept));
+        if old.as_ref().is_none_or(|old| old.is != now.is) {
+            private.configs.push((path, old, now));
         }
     }
     let Ok(hooks) = root.at(Path::new("hooks"), OFlag::O_RDONLY | OFlag::O_DIRECTORY, Mode::empty()) else { return Ok(private) };
-    for entry in std::fs::read_dir(by_descriptor(&hooks))?.take(MOST_HOOKS) {
+    for entry in std::fs::read_dir(by_descriptor(&hooks))?.take(MOST_ENTRIES) {
         let name = entry?.file_name();
         let within = Path::new("hooks").join(&name);
         let Ok(stat) = root.stat(&within) else { continue };
@@ -156,12 +175,20 @@ pub(crate) fn read(run_dir: &Path, baseline: &Snapshot, git: &Path, number: u32)
         }
         let now = hold(&root, &within, &stat, Wanted::Kept);
         let path = git.join(&within);
-        let old = before.iter().find(|(at, _)| *at == path).map(|(_, held)| (*held).clone());
+        let old = known(&path);
         if old.as_ref().is_none_or(|old| old.is != now.is || old.mode & 0o777 | 0o600 != now.mode & 0o777) {
             private.hooks.push((path, old, now));
         }
     }
     Ok(private)
+}
+
+/// The text of a configuration that may not have been there.
+pub(crate) fn text(held: Option<&Held>) -> &[u8] {
+    match held.map(|held| &held.is) {
+        Some(Is::File(content)) => content,
+        _ => &[],
+    }
 }
 
 /// How a change of configuration is brought to the host.

@@ -4,6 +4,7 @@
 //! changes the ctime, and no unprivileged process can set it. So a later look only stats the known directories and
 //! guarded files, lists the directories that changed, and reads the files that changed.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -21,6 +22,8 @@ use crate::beneath::{Root, kind};
 const COARSE: i64 = 20_000_000;
 /// Bytes of a file that are kept. A longer one is watched but cannot be brought back.
 pub(crate) const LONGEST: u64 = 16 << 20;
+/// Bytes of a directory that are read at a time.
+const BUFFER: usize = 32 * 1024;
 /// What git keeps in a git directory that nobody executes.
 const GIT_DATA: &[&str] = &["objects", "refs", "logs", "lfs"];
 
@@ -33,6 +36,9 @@ pub(crate) struct Snapshot {
     taken: i64,
     /// Parents before children.
     dirs: Vec<Dir>,
+    /// Was anything looked at closely since the snapshot before?
+    #[serde(skip)]
+    pub(crate) renewed: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,54 +126,56 @@ impl Snapshot {
     pub(crate) fn take<R: Rules>(root: &Root, dev: u64, rules: &R, stamp: &str, old: Option<&Snapshot>) -> Result<Self, Errno> {
         let old = old.filter(|old| old.stamp == stamp && !old.dirs.is_empty());
         let taken = now();
-        let mut walk = Walk { root, dev, rules, dirs: Vec::new(), names: Vec::new() };
+        let mut walk = Walk { root, dev, rules, dirs: Vec::new(), names: Vec::new(), buffer: Vec::with_capacity(BUFFER), renewed: Cell::new(false) };
         match old {
             None => walk.enter(ROOT, b"", Path::new(""), None)?,
             Some(old) => walk.refresh(old)?,
         }
-        Ok(Self { stamp: stamp.to_owned(), taken, dirs: walk.dirs })
+        Ok(Self { stamp: stamp.to_owned(), taken, dirs: walk.dirs, renewed: walk.renewed.get() })
     }
 
     /// All guarded entries: path, the git directory around it, and the entry.
     pub(crate) fn held(&self) -> impl Iterator<Item = (PathBuf, Option<PathBuf>, &Held)> {
-        let paths = self.paths();
-        let git: Vec<Option<PathBuf>> =
-            self.dirs.iter().map(|dir| dir.git.map(|git| paths[git as usize].clone())).collect();
-        self.dirs.iter().enumerate().flat_map(move |(index, dir)| {
-            let (path, git) = (paths[index].clone(), git[index].clone());
+        self.dirs.iter().zip(0..).filter(|(dir, _)| !dir.held.is_empty()).flat_map(|(dir, index)| {
+            let (path, git) = (self.path_of(index), dir.git.map(|git| self.path_of(git)));
             dir.held.iter().map(move |held| (path.join(held.name()), git.clone(), held))
         })
     }
 
     /// The git directories.
     pub(crate) fn git_dirs(&self) -> Vec<PathBuf> {
-        let paths = self.paths();
-        let is_own = |(index, dir): &(usize, &Dir)| dir.git == Some(*index as u32);
-        self.dirs.iter().enumerate().filter(is_own).map(|(index, _)| paths[index].clone()).collect()
+        let own = self.dirs.iter().zip(0..).filter(|(dir, index)| dir.git == Some(*index));
+        own.map(|(_, index)| self.path_of(index)).collect()
     }
 
     /// Directories that hold guarded entries.
     pub(crate) fn holders(&self) -> Vec<PathBuf> {
-        let paths = self.paths();
-        let holds = |(_, dir): &(usize, &Dir)| !dir.held.is_empty();
-        self.dirs.iter().enumerate().filter(holds).map(|(index, _)| paths[index].clone()).collect()
+        let holders = self.dirs.iter().zip(0..).filter(|(dir, _)| !dir.held.is_empty());
+        holders.map(|(_, index)| self.path_of(index)).collect()
     }
 
     /// Symlinks that no rule names.
     pub(crate) fn links(&self) -> BTreeMap<PathBuf, &[u8]> {
-        let paths = self.paths();
-        let all = self.dirs.iter().enumerate().flat_map(|(index, dir)| dir.links.iter().map(move |link| (index, link)));
-        all.map(|(index, (name, target))| (paths[index].join(OsStr::from_bytes(name)), target.as_slice())).collect()
+        let holders = self.dirs.iter().zip(0..).filter(|(dir, _)| !dir.links.is_empty());
+        let all = holders.flat_map(|(dir, index)| {
+            let path = self.path_of(index);
+            dir.links.iter().map(move |(name, target)| (path.join(OsStr::from_bytes(name)), target.as_slice()))
+        });
+        all.collect()
+    }
+
+    fn path_of(&self, index: u32) -> PathBuf {
+        path_of(&self.dirs, index)
     }
 
     /// Takes over what `truth`, a snapshot of the same tree that was taken before something hostile ran, says about every
     /// guarded entry: what differs from it is not to be believed.
     pub(crate) fn correct(&mut self, truth: &Snapshot) {
         let known: BTreeMap<PathBuf, &Held> = truth.held().map(|(path, _, held)| (path, held)).collect();
-        let paths = self.paths();
         let mut left: BTreeSet<&PathBuf> = known.keys().collect();
-        for (dir, at) in self.dirs.iter_mut().zip(&paths) {
-            dir.held.retain_mut(|held| {
+        for index in 0..self.dirs.len() {
+            let at = self.path_of(index as u32);
+            self.dirs[index].held.retain_mut(|held| {
                 let path = at.join(held.name());
                 left.remove(&path);
                 known.get(&path).is_some_and(|truth| {
@@ -177,11 +185,25 @@ impl Snapshot {
             });
         }
         for path in left {
-            let holder = path.parent().and_then(|parent| paths.iter().position(|at| at == parent));
+            let parent = path.parent();
+            let holder = (0..self.dirs.len()).find(|index| Some(self.path_of(*index as u32).as_path()) == parent);
             if let Some(holder) = holder {
                 self.dirs[holder].held.push(known[path].clone());
             }
         }
+    }
+
+    /// Takes an entry as it is now for what was there at the look. `false` when it is that already.
+    pub(crate) fn believe(&mut self, path: &Path, now: Held) -> bool {
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let Some(index) = (0..self.dirs.len()).find(|index| self.path_of(*index as u32) == parent) else { return false };
+        let held = &mut self.dirs[index].held;
+        match held.iter_mut().find(|held| held.name == now.name) {
+            Some(known) if *known == now => return false,
+            Some(known) => *known = now,
+            None => held.push(now),
+        }
+        true
     }
 
     /// What differs: guarded entries, then symlinks that no rule names and that are new or lead somewhere else.
@@ -201,19 +223,17 @@ impl Snapshot {
         let new = now.links().into_iter().filter(|(path, target)| known.get(path) != Some(target));
         (changes, new.map(|(path, target)| (path, PathBuf::from(OsStr::from_bytes(target)))).collect())
     }
-
-    fn paths(&self) -> Vec<PathBuf> {
-        paths(&self.dirs)
-    }
 }
 
-fn paths(dirs: &[Dir]) -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> = Vec::with_capacity(dirs.len());
-    for dir in dirs {
-        let path = paths.get(dir.parent as usize).map(|parent| parent.join(OsStr::from_bytes(&dir.name))).unwrap_or_default();
-        paths.push(path);
+fn path_of(dirs: &[Dir], index: u32) -> PathBuf {
+    let mut names = Vec::new();
+    let mut at = index;
+    while at != ROOT {
+        let dir = &dirs[at as usize];
+        names.push(OsStr::from_bytes(&dir.name));
+        at = dir.parent;
     }
-    paths
+    names.iter().rev().filter(|name| !name.is_empty()).collect()
 }
 
 impl Held {
@@ -257,6 +277,8 @@ struct Walk<'a, R> {
     dirs: Vec<Dir>,
     /// The bytes of the names of the directory that is being read.
     names: Vec<u8>,
+    buffer: Vec<u8>,
+    renewed: Cell<bool>,
 }
 
 impl<R: Rules> Walk<'_, R> {
@@ -294,9 +316,15 @@ impl<R: Rules> Walk<'_, R> {
                 },
             };
             let path = path.to(&old.dirs, index);
-            let stat = match self.root.stat(path) {
+            // One call: a parent that is no longer a directory was seen just before.
+            let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
+            let at = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+            let stat = match nix::sys::stat::fstatat(self.root, at, flags) {
                 Ok(stat) if kind(&stat) == SFlag::S_IFDIR && stat.st_dev == self.dev => stat,
-                Ok(_) | Err(_) if parent != ROOT => continue,
+                Ok(_) | Err(_) if parent != ROOT => {
+                    self.renewed.set(true);
+                    continue;
+                }
                 Ok(_) => return Err(Errno::ENOTDIR),
                 Err(errno) => return Err(errno),
             };
@@ -306,7 +334,10 @@ impl<R: Rules> Walk<'_, R> {
                 let new = self.dirs.len() as u32;
                 moved[index] = Some(new);
                 let git = if dir.git == Some(index as u32) { Some(new) } else { git };
-                let held = dir.held.iter().filter_map(|held| self.look(path, held.name(), Some((held, old.taken)))).collect();
+                let mut held = Vec::with_capacity(dir.held.len());
+                for known in &dir.held {
+                    held.extend(self.look(path, known, old.taken));
+                }
                 self.dirs.push(Dir { parent, git, held, ..dir.clone() });
                 continue;
             }
@@ -342,6 +373,7 @@ impl<R: Rules> Walk<'_, R> {
         git: Option<u32>,
         old: Option<(&Dir, i64)>,
     ) -> Result<Option<(u32, Option<u32>, Vec<Vec<u8>>)>, Errno> {
+        self.renewed.set(true);
         if self.rules.skips(path) {
             return Ok(None);
         }
@@ -364,7 +396,7 @@ impl<R: Rules> Walk<'_, R> {
             held: Vec::new(),
             links: Vec::new(),
         });
-        let git_path = git.map(|git| self.path_of(git));
+        let git_path = git.map(|git| path_of(&self.dirs, git));
         let scope = self.rules.scope(path);
         let (mut held, mut links, mut below) = (Vec::new(), Vec::new(), Vec::new());
         for entry in &entries {
@@ -398,23 +430,11 @@ impl<R: Rules> Walk<'_, R> {
         &self.names[entry.start..entry.start + entry.length]
     }
 
-    fn path_of(&self, index: u32) -> PathBuf {
-        let mut names = Vec::new();
-        let mut at = index;
-        while at != ROOT {
-            let dir = &self.dirs[at as usize];
-            names.push(OsStr::from_bytes(&dir.name));
-            at = dir.parent;
-        }
-        names.iter().rev().filter(|name| !name.is_empty()).collect()
-    }
-
     fn list(&mut self, fd: &std::os::fd::OwnedFd) -> Result<Vec<Name>, Errno> {
         use rustix::fs::{FileType, RawDir};
         self.names.clear();
         let mut entries = Vec::new();
-        let mut buffer = Vec::with_capacity(32 * 1024);
-        let mut listing = RawDir::new(fd, buffer.spare_capacity_mut());
+        let mut listing = RawDir::new(fd, self.buffer.spare_capacity_mut());
         while let Some(entry) = listing.next() {
             let entry = entry.map_err(|e| Errno::from_raw(e.raw_os_error()))?;
             let name = entry.file_name().to_bytes();
@@ -438,22 +458,23 @@ impl<R: Rules> Walk<'_, R> {
         Ok(entries)
     }
 
-    fn look(&self, directory: &Path, name: &OsStr, known: Option<(&Held, i64)>) -> Option<Held> {
-        let wanted = match known {
-            Some((Held { is: Is::Unread, .. }, _)) => Wanted::Watched,
-            _ => Wanted::Kept,
-        };
-        self.look_as(directory, name, known, wanted)
+    fn look(&self, directory: &Path, known: &Held, taken: i64) -> Option<Held> {
+        let wanted = if known.is == Is::Unread { Wanted::Watched } else { Wanted::Kept };
+        self.look_as(directory, known.name(), Some((known, taken)), wanted)
     }
 
     fn look_as(&self, directory: &Path, name: &OsStr, known: Option<(&Held, i64)>, wanted: Wanted) -> Option<Held> {
         let path = directory.join(name);
-        let stat = self.root.stat(&path).ok()?;
+        let Ok(stat) = self.root.stat(&path) else {
+            self.renewed.set(true);
+            return None;
+        };
         if let Some((held, taken)) = known
             && held.untouched(stat.st_ino, ctime(&stat), stat.st_size, taken)
         {
             return Some(held.clone());
         }
+        self.renewed.set(true);
         Some(hold(self.root, &path, &stat, wanted))
     }
 }
@@ -513,3 +534,6 @@ impl Trail {
         &self.path
     }
 }
+
+#[cfg(test)]
+mod tests;

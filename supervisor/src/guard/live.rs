@@ -1,0 +1,248 @@
+//! The guard while its sandbox lives: does what the [`watch`](super::watch) asks for.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use hermes_backends::compile::shadow::LINKS;
+use hermes_backends::step::StepError;
+use hermes_backends::wire::Cover;
+
+use super::history::Tips;
+use super::run::{Repository, Run};
+use super::settle::{Decision, decide};
+use super::shadow::{self, Manner};
+use super::snapshot::{Is, LONGEST, Snapshot, Wanted, hold};
+use super::watch::{Watch, Work};
+use super::{Guards, TreeRules, cannot, look, store};
+use crate::error::Error;
+use crate::output;
+
+/// Why names are being covered, in the order in which it was asked for.
+#[derive(Debug)]
+enum Asked {
+    /// For the first time or again.
+    Cover(Vec<Cover>),
+    /// A repository that came into being: the host's files are cleaned once jobs cannot reach them any more.
+    New { covers: Vec<Cover>, tree: usize, git: PathBuf },
+}
+
+/// What a live sandbox's guard keeps.
+#[derive(Debug)]
+pub(crate) struct Live {
+    watch: Watch,
+    asked: VecDeque<Asked>,
+    /// The last look at each tree.
+    looks: Vec<Snapshot>,
+    /// What init is to be asked for.
+    wanted: Vec<Vec<Cover>>,
+}
+
+impl Guards {
+    /// Starts to watch, beside the first process. `covers` were asked for already.
+    pub(super) fn watch(&mut self, covers: Vec<Cover>) {
+        // Without a watch everything is found at the end.
+        let Ok(mut watch) = Watch::new() else { return };
+        for (index, ((tree, baseline), record)) in self.trees.iter().zip(&self.record.trees).enumerate() {
+            watch.add_directory(&tree.path);
+            for repository in &record.repositories {
+                watch.add_git(index, &tree.path, &repository.git);
+                if let Some(number) = repository.shadow {
+                    watch.add_private(&Run::files(&self.run.dir, number), number);
+                }
+            }
+            for holder in baseline.holders() {
+                watch.add_directory(&tree.path.join(holder));
+            }
+        }
+        let looks = self.trees.iter().map(|(_, baseline)| baseline.clone()).collect();
+        let asked = if covers.is_empty() { VecDeque::new() } else { VecDeque::from([Asked::Cover(covers)]) };
+        self.live = Some(Live { watch, asked, looks, wanted: Vec::new() });
+    }
+
+    /// Readable when there is something to do.
+    pub(crate) fn events(&self) -> Option<BorrowedFd<'_>> {
+        self.live.as_ref().map(|live| live.watch.as_fd())
+    }
+
+    /// When there is something to do, if nothing happens before.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.live.as_ref().map(|live| live.watch.deadline())
+    }
+
+    /// Does what is to be done now. Returns what init is to cover.
+    pub(crate) fn tick(&mut self) -> Result<Vec<Vec<Cover>>, Error> {
+        while let Some(work) = self.live.as_mut().and_then(|live| live.watch.work()) {
+            let done = match work {
+                Work::Merge(number) => self.merge(number),
+                Work::Cover(tree, path) => {
+                    self.cover_again(tree, &path);
+                    Ok(())
+                }
+                Work::Believe(tree, path) => self.believe(tree, &path),
+                Work::Sweep => self.sweep(),
+            };
+            if let Err(e) = done {
+                // What is missed now is found at the end.
+                output::complain(&format!("cannot look after guarded files while the command runs: {e}"));
+                self.live = None;
+            }
+        }
+        Ok(self.live.as_mut().map(|live| std::mem::take(&mut live.wanted)).unwrap_or_default())
+    }
+
+    /// Init's answer to what it was asked to cover.
+    pub(crate) fn covered(&mut self, failed: &[(u32, StepError)]) -> Result<(), Error> {
+        if let Some((_, error)) = failed.first() {
+            output::complain(&format!("some of the repositories' hooks and configurations are watched, not shadowed: {error}"));
+        }
+        let Some(asked) = self.live.as_mut().and_then(|live| live.asked.pop_front()) else { return Ok(()) };
+        let (Asked::Cover(covers) | Asked::New { covers, .. }) = &asked;
+        for (index, cover) in (0..).zip(covers) {
+            let Cover::Link { target, .. } = cover else { continue };
+            let Some((tree, path)) = self.place(target) else { continue };
+            let Some(live) = &mut self.live else { break };
+            match failed.iter().any(|(at, _)| *at == index) {
+                true => live.watch.uncovered(tree, &path),
+                false => live.watch.covered(tree, path),
+            }
+        }
+        match asked {
+            Asked::New { tree, git, .. } if failed.is_empty() => {
+                self.clean(tree, &git).map_err(|e| cannot("clean the new repository", &git, &e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn place(&self, target: &Path) -> Option<(usize, PathBuf)> {
+        let trees = self.trees.iter().enumerate();
+        trees.into_iter().find_map(|(index, (tree, _))| Some((index, target.strip_prefix(&tree.path).ok()?.to_owned())))
+    }
+
+    fn ask(&mut self, covers: Vec<Cover>, asked: impl FnOnce(Vec<Cover>) -> Asked) {
+        if let Some(live) = &mut self.live {
+            live.wanted.push(covers.clone());
+            live.asked.push_back(asked(covers));
+        }
+    }
+
+    /// Brings harmless configuration to the host.
+    fn merge(&mut self, number: u32) -> io::Result<()> {
+        for ((tree, baseline), record) in self.trees.iter().zip(&self.record.trees) {
+            let Some(repository) = record.repositories.iter().find(|repository| repository.shadow == Some(number)) else { continue };
+            let private = shadow::read(&self.run.dir, baseline, &repository.git, number)?;
+            for (path, before, now) in &private.configs {
+                if let Is::File(new) = &now.is {
+                    shadow::merge(tree, path, shadow::text(before.as_ref()), new, Manner::InPlace)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn cover_again(&mut self, tree: usize, path: &Path) {
+        let record = &self.record.trees[tree];
+        let around = record.repositories.iter().filter(|repository| path.starts_with(&repository.git));
+        let Some(repository) = around.max_by_key(|repository| repository.git.components().count()) else { return };
+        let Some(link) = repository.shadow.and_then(|number| shadow::link(number, path.strip_prefix(&repository.git).ok()?)) else {
+            return;
+        };
+        let target = self.trees[tree].0.path.join(path);
+        self.ask(vec![Cover::Link { target, source: Path::new(LINKS).join(link) }], Asked::Cover);
+    }
+
+    /// Takes what the host itself wrote for what was there before. The record of the run says so too: the next command
+    /// must not take it for the sandbox's.
+    fn believe(&mut self, index: usize, path: &Path) -> io::Result<()> {
+        let (tree, baseline) = &mut self.trees[index];
+        let Ok(stat) = tree.root.stat(path) else { return Ok(()) };
+        let held = hold(&tree.root, path, &stat, Wanted::Kept);
+        let still = self.live.as_mut().is_some_and(|live| live.watch.is_covered(index, path));
+        if still && baseline.believe(path, held) {
+            store::write(&Run::baseline_path(&self.run.dir, index), &*baseline)?;
+        }
+        Ok(())
+    }
+
+    /// Looks at all trees. A new repository whose hooks or configuration would run something is covered.
+    fn sweep(&mut self) -> io::Result<()> {
+        let begin = Instant::now();
+        for index in 0..self.trees.len() {
+            let Some(old) = self.live.as_mut().map(|live| std::mem::take(&mut live.looks[index])) else { return Ok(()) };
+            let (tree, _) = &self.trees[index];
+            let of_tree = &self.record.trees[index];
+            let rules = TreeRules::new(&self.record.rules, &tree.path, &of_tree.skips, &self.record.readable);
+            let now = look(tree, &rules, Some(&old))?;
+            let known = |git: &PathBuf| of_tree.repositories.iter().any(|repository| repository.git == *git);
+            let new: Vec<PathBuf> = now.git_dirs().into_iter().filter(|git| !known(git)).collect();
+            let bad: Vec<PathBuf> = new.iter().filter(|git| runs_something(&rules, &now, git)).cloned().collect();
+            let path = tree.path.clone();
+            for git in bad {
+                self.shadow_new(index, &now, git)?;
+            }
+            if let Some(live) = &mut self.live {
+                new.iter().for_each(|git| live.watch.add_git(index, &path, git));
+                live.looks[index] = now;
+            }
+        }
+        if let Some(live) = &mut self.live {
+            live.watch.swept(begin.elapsed());
+        }
+        Ok(())
+    }
+
+    fn shadow_new(&mut self, index: usize, now: &Snapshot, git: PathBuf) -> io::Result<()> {
+        let used = self.record.trees.iter().flat_map(|tree| &tree.repositories).filter_map(|repository| repository.shadow);
+        let number = used.max().map_or(0, |last| last + 1);
+        if !self.shadowing || number as usize >= shadow::MOST {
+            return Ok(());
+        }
+        let (tree, _) = &self.trees[index];
+        let (covers, made_hooks) = shadow::make(&self.run, tree, now, &git, number)?;
+        if let Some(live) = &mut self.live {
+            live.watch.add_private(&Run::files(&self.run.dir, number), number);
+        }
+        let repository = Repository { git: git.clone(), tips: Tips::default(), shadow: Some(number), made_hooks };
+        self.record.trees[index].repositories.push(repository);
+        store::write(&self.run.record_path(), &self.record)?;
+        self.ask(covers, |covers| Asked::New { covers, tree: index, git });
+        Ok(())
+    }
+
+    /// Takes from the host's side of a covered new repository what would run there. Jobs see their own copies.
+    fn clean(&self, index: usize, git: &Path) -> io::Result<()> {
+        let (tree, _) = &self.trees[index];
+        let of_tree = &self.record.trees[index];
+        let rules = TreeRules::new(&self.record.rules, &tree.path, &of_tree.skips, &self.record.readable);
+        let now = look(tree, &rules, None)?;
+        for (path, around, held) in now.held().filter(|(_, around, _)| around.as_deref() == Some(git)) {
+            let Some(rule) = rules.rule(&path, around.as_deref()) else { continue };
+            let is_config = path.file_name().is_some_and(|name| shadow::CONFIGS.iter().any(|config| name == *config));
+            match (decide(rule, None, held, false), &held.is) {
+                (Decision::PutAside { .. }, Is::File(content)) if is_config => {
+                    let clean = tree.root.read(&path, LONGEST).map(|(host, _)| host).unwrap_or_else(|_| content.clone());
+                    shadow::clean(tree, &path, &clean)?;
+                }
+                (Decision::PutAside { .. }, _) if path.strip_prefix(git).is_ok_and(|inside| inside.starts_with("hooks")) => {
+                    let (parent, name) = tree.root.parent(&path)?;
+                    let _ = nix::unistd::unlinkat(&parent, name, nix::unistd::UnlinkatFlags::NoRemoveDir);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Would a host tool that looks into this repository run something?
+fn runs_something(rules: &TreeRules<'_>, now: &Snapshot, git: &Path) -> bool {
+    now.held().filter(|(_, around, _)| around.as_deref() == Some(git)).any(|(path, around, held)| {
+        let inside = path.strip_prefix(git).unwrap_or(&path);
+        let shadowed = inside.starts_with("hooks") || shadow::CONFIGS.iter().any(|config| inside == Path::new(config));
+        let rule = rules.rule(&path, around.as_deref()).filter(|_| shadowed);
+        rule.is_some_and(|rule| matches!(decide(rule, None, held, false), Decision::PutAside { .. }))
+    })
+}
