@@ -149,6 +149,12 @@ pub fn filter(rules: &EnvironmentRules, variables: impl Iterator<Item = (OsStrin
     environment
 }
 
+/// Does a variable of this name, read from a file by tools of the host, put code before programs, choose them, or lead what
+/// they send elsewhere?
+pub(crate) fn steers_tools(name: &str) -> bool {
+    names::injects_code(name.as_bytes()) || names::leads_to_agent(name.as_bytes()) || names::steers(name.as_bytes())
+}
+
 /// Is the name on the policy's `deny` list?
 pub(crate) fn denied(rules: &EnvironmentRules, name: &[u8]) -> bool {
     rules.deny.iter().any(|pattern| matches(pattern, name))

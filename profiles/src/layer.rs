@@ -48,8 +48,14 @@ pub struct Layer {
     pub home: Option<Entry<HomeMode>>,
     /// Path rules: the lists `read`, `write`, `overlay`, `cache` and `hide`.
     pub paths: Vec<Entry<PathEntry>>,
-    /// Globs of files that host tools obey later.
-    pub guard: Option<Vec<Entry<String>>>,
+    /// Files that host tools obey later: globs, `rule:ID` and classes that are put aside, too.
+    pub guard: Vec<Entry<String>>,
+    /// Globs and `rule:ID` that may change.
+    pub unguard: Vec<Entry<String>>,
+    /// Globs, `rule:ID` and `*` that are read-only where they exist.
+    pub prevent: Vec<Entry<String>>,
+    /// Globs that take effect only after approval.
+    pub stage: Vec<Entry<String>>,
     /// Patterns of variables that go in after the scrub.
     pub allow: Vec<Entry<String>>,
     /// Patterns of variables that never go in.

@@ -11,21 +11,27 @@ pub mod builtin;
 mod config;
 pub mod environment;
 mod error;
+pub mod guard;
 pub mod layer;
 mod merge;
+mod names;
 pub mod ospath;
 mod parse;
 pub mod paths;
+mod pattern;
 pub mod policy;
 pub mod profile;
 pub mod project;
 mod request;
 mod resolve;
+mod rule;
+mod selector;
 pub mod trust;
 mod values;
 
 pub use config::SOURCES;
 pub use error::PolicyError;
+pub use guard::GuardRules;
 pub use merge::is_broad;
 pub use policy::{
     Access, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, KernelRules, Limits, Network, Origin, Policy, Route, UnixRules,

@@ -8,8 +8,9 @@ use crate::error::PolicyError;
 use crate::layer::{Entry, KernelKey, Limit, NetworkMode, PathEntry, Place};
 use crate::paths::{self, Unset};
 use crate::policy::{Access, FileRule, Guarantee, HomeMode, KernelRules, Limits, Network, Origin, Route};
-use crate::profile::{DEFAULT_GUARD, Placed};
+use crate::profile::Placed;
 use crate::request::Caller;
+use crate::selector::{self, GuardRules, Selector};
 
 /// Milliseconds between SIGTERM and SIGKILL when nobody says otherwise.
 const DEFAULT_GRACE: u64 = 2_000;
@@ -42,7 +43,7 @@ pub(crate) struct Draft<'a> {
     pub(crate) kernel: KernelRules,
     prefer: BTreeSet<Guarantee>,
     require: BTreeSet<Guarantee>,
-    guard: Option<BTreeSet<String>>,
+    guard: [BTreeSet<Selector>; 4],
     pub(crate) notices: Vec<String>,
 }
 
@@ -66,7 +67,7 @@ impl<'a> Draft<'a> {
             kernel: KernelRules::default(),
             prefer: BTreeSet::new(),
             require: BTreeSet::new(),
-            guard: None,
+            guard: Default::default(),
             notices: Vec::new(),
         }
     }
@@ -115,8 +116,10 @@ impl<'a> Draft<'a> {
         }
         self.prefer.extend(layer.prefer.into_iter().map(|entry| entry.value));
         self.require.extend(layer.require.into_iter().map(|entry| entry.value));
-        if let Some(guard) = layer.guard {
-            self.guard.get_or_insert_default().extend(guard.into_iter().map(|entry| entry.value));
+        for (at, list) in [layer.guard, layer.unguard, layer.prevent, layer.stage].into_iter().enumerate() {
+            for entry in list {
+                self.guard[at].extend(selector::resolve(&entry, &place, self.caller)?);
+            }
         }
         Ok(())
     }
@@ -196,11 +199,9 @@ impl<'a> Draft<'a> {
         self.prefer.difference(&self.require).copied().collect()
     }
 
-    pub(crate) fn guard(&mut self) -> Vec<String> {
-        match self.guard.take() {
-            Some(globs) => globs.into_iter().collect(),
-            None => DEFAULT_GUARD.iter().map(|glob| (*glob).to_owned()).collect(),
-        }
+    pub(crate) fn guard(&mut self) -> GuardRules {
+        let [add, allow, prevent, stage] = std::mem::take(&mut self.guard).map(|list| list.into_iter().collect());
+        GuardRules { add, allow, prevent, stage }
     }
 }
 

@@ -1,12 +1,13 @@
 //! TOML to [`Layer`]: every key known, every error with its line.
 
-use globset::Glob;
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
 use crate::error::{PolicyError, suggestion};
 use crate::layer::{Entry, Layer, Limit, NetworkMode, PathEntry, Place, RouteEntry};
+use crate::names;
 use crate::policy::{Access, Guarantee, HomeMode};
+use crate::selector;
 use crate::values;
 
 /// The only schema that there is.
@@ -163,7 +164,7 @@ impl<'t, 'i> Value<'t, 'i> {
         self.items()?.map(|item| Ok(item.entry(item.text()?.to_owned()))).collect()
     }
 
-    fn checked(self, check: fn(&str) -> Result<(), String>) -> Result<Vec<Entry<String>>, PolicyError> {
+    fn checked(self, check: impl Fn(&str) -> Result<(), String>) -> Result<Vec<Entry<String>>, PolicyError> {
         let entries = self.texts()?;
         for entry in &entries {
             let place = Value { line: entry.line, ..self };
@@ -271,8 +272,16 @@ fn filesystem(layer: &mut Layer, mut table: Table<'_, '_>) -> Result<(), PolicyE
             layer.paths.push(Entry { value, line: entry.line });
         }
     }
-    let glob = |text: &str| Glob::new(text).map(drop).map_err(|error| format!("not a glob: {}", error.kind()));
-    layer.guard = table.take("guard").map(|v| v.checked(glob)).transpose()?;
+    let lists = [
+        ("guard", &mut layer.guard),
+        ("unguard", &mut layer.unguard),
+        ("prevent", &mut layer.prevent),
+        ("stage", &mut layer.stage),
+    ];
+    for (name, list) in lists {
+        let check = |text: &str| selector::check(name, text, names::rules());
+        *list = table.take(name).map(|v| v.checked(check)).transpose()?.unwrap_or_default();
+    }
     table.finish()
 }
 

@@ -11,6 +11,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
+use crate::pattern;
 use crate::request::Caller;
 
 /// How deep defaults may stand in defaults.
@@ -65,6 +66,26 @@ pub(crate) fn expand(text: &str, base: &Path, caller: &Caller) -> Result<Expande
     }
     let path = if path.is_absolute() { path } else { base.join(path) };
     Ok(Expanded { path: if is_normal(&path) { path } else { normalise(&path) }, by_variable })
+}
+
+/// `text`, a glob (without its `?`) that starts at the root of the file system. What variables and the home directory hold
+/// is taken literally.
+pub(crate) fn expand_glob(text: &str, caller: &Caller) -> Result<String, Unset> {
+    let literal = |value: &Path| value.is_absolute().then(|| pattern::literal(normalise(value).as_os_str().as_bytes()));
+    let lookup = |name: &str| match name {
+        "HOME" => caller.home.as_deref().and_then(literal),
+        _ => caller
+            .variable(name)
+            .map(Path::new)
+            .map(|value| literal(value).unwrap_or_else(|| pattern::literal(value.as_os_str().as_bytes()))),
+    };
+    let home = caller.home.as_deref().and_then(literal).map(|home| PathBuf::from(OsString::from_vec(home)));
+    let bytes = render(text, home.as_deref(), &lookup, 0)?;
+    match String::from_utf8(bytes) {
+        Ok(glob) if glob.starts_with('/') => Ok(glob),
+        Ok(_) => Err(Unset::Missing("the variable at its beginning does not hold an absolute path".into())),
+        Err(_) => Err(Unset::Malformed("the directory that it starts with is not called in UTF-8".into())),
+    }
 }
 
 fn render(text: &str, home: Option<&Path>, lookup: &dyn Fn(&str) -> Option<Vec<u8>>, depth: usize) -> Result<Vec<u8>, Unset> {

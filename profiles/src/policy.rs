@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::selector::GuardRules;
+
 /// What is allowed, after includes, merging, flags and path expansion.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Policy {
@@ -39,8 +41,8 @@ pub struct Policy {
     pub preferred: BTreeSet<Guarantee>,
     /// Losses that the caller accepted by name.
     pub accepted: BTreeSet<Guarantee>,
-    /// Globs of files that host tools obey later.
-    pub guard: Vec<String>,
+    /// Files that host tools obey later: what the policy changes in the rules that ship.
+    pub guard: GuardRules,
 }
 
 /// How a path may be used. `Hidden` wins over everything; otherwise the longest path wins.

@@ -9,7 +9,7 @@
 //! | `filesystem.workspace` | as included, else `read` | |
 //! | `filesystem.home` | as included, else `private` | |
 //! | `filesystem.read`, `write`, `overlay`, `cache`, `hide` | as included | nothing more |
-//! | `filesystem.guard` | as included, else [`DEFAULT_GUARD`] | nothing more; if no file names any: nothing is guarded |
+//! | `filesystem.guard`, `unguard`, `prevent`, `stage` | as included | nothing more; the rules that ship hold all the same |
 //! | `environment.allow`, `deny`, `set` | as included | nothing more |
 //! | `network.mode` | as included; `routes` if there are routes, else `off` | |
 //! | `network.route.ports` | 443 and 80 | error |
@@ -22,8 +22,8 @@
 //!
 //! Includes come before the file that names them, in the order in which it names them; each is applied once, where it is met
 //! first. A cycle is an error. Then, file by file:
-//! - Lists are united. The order of files does not matter for `hide`, `guard`, `allow`, `deny`, `connect`, routes,
-//!   `prefer` and `require`, nor for paths that only one access is named for.
+//! - Lists are united. The order of files does not matter for `hide`, `guard`, `unguard`, `prevent`, `stage`, `allow`, `deny`,
+//!   `connect`, routes, `prefer` and `require`, nor for paths that only one access is named for.
 //! - A path for which files name different access has that of the last file; but hidden stays hidden. The flags count as
 //!   the last file. In one file this is an error.
 //! - `require` wins over `prefer`, `deny` over `allow`, also over `--env`.
@@ -31,6 +31,14 @@
 //! - `cache` is `overlay` with a `?` in front of every entry.
 //!
 //! Of two rules about one file the longer path decides, except that a hidden path hides everything below.
+//!
+//! # Files that host tools obey later
+//!
+//! Rules ship for them ([`crate::guard`]). `guard` adds to them: globs, `rule:ID` for a rule that only reports, and
+//! `class:build` or `class:push` for all such rules with that trigger. `unguard` takes globs and rules (`rule:ID`) out, and is
+//! stronger than all the others. `prevent` (globs, `rule:ID`, or `*` for all that is put aside) makes what exists read-only at
+//! once. `stage` (globs) makes changes wait for approval. A glob that starts with `~`, `/` or `$` is one from the root of the
+//! file system; any other matches at any depth. Each is about all below it, too.
 //!
 //! How paths are written: [`crate::paths`].
 
@@ -45,40 +53,6 @@ use crate::request::{Caller, Files, MAX_FILE};
 
 /// Files that one policy may be made of.
 const MAX_LAYERS: usize = 64;
-
-/// Globs of files in a workspace that tools of the host execute or obey without being asked.
-pub const DEFAULT_GUARD: &[&str] = &[
-    "**/.git/hooks/**",
-    "**/.git/config",
-    "**/.git/config.worktree",
-    "**/.git/commondir",
-    "**/.envrc",
-    "**/.direnv/**",
-    "**/{.,}mise{,.*}.toml",
-    "**/.mise/**",
-    "**/.vscode/{tasks,settings,mcp}.json",
-    "**/.idea/**",
-    "**/.devcontainer/**",
-    "**/.devcontainer.json",
-    "**/{.,}mcp.json",
-    "**/.claude/settings{,.local}.json",
-    "**/.claude/hooks/**",
-    "**/.cursor/{mcp,hooks,environment,cli}.json",
-    "**/.codex/**",
-    "**/.gemini/{settings.json,.env,extensions/**}",
-    "**/.hermes/**",
-    "**/.hermes-sandbox.toml",
-    "**/.husky/**",
-    "**/.githooks/**",
-    "**/.npmrc",
-    "**/.pnpmfile.{cjs,mjs}",
-    "**/.yarnrc{,.yml}",
-    "**/.yarn/{releases,plugins,sdks}/**",
-    "**/.cargo/config{,.toml}",
-    "**/sitecustomize.py",
-    "**/usercustomize.py",
-    "**/{.gdbinit,.lldbinit,.exrc,.vimrc,.nvimrc,.nvim.lua,.lvimrc}",
-];
 
 /// A layer in its place.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! The project's own policy file. It comes from whoever wrote the project, so it counts only after the user trusted its
 //! content, and even then it can only take away.
 //!
-//! - `filesystem.hide`, `filesystem.guard`, `environment.deny`, `guarantees.require` add.
+//! - `filesystem.hide`, `guard`, `prevent` and `stage`, `environment.deny`, `guarantees.require` add.
 //! - `filesystem.workspace` and `home` may be lowered: from `write` over `overlay` and `read` to `hidden`; from `read` over
 //!   `private` to `hidden`.
 //! - `filesystem.read`, `overlay` and `cache` lower grants that the policy already has at or below a path. They do not cut
@@ -18,6 +18,7 @@ use crate::paths::{self, Unset, covers};
 use crate::policy::{Access, FileRule, HomeMode, Limits, Network, Policy, Route};
 use crate::profile;
 use crate::request::{Caller, Files};
+use crate::selector;
 use crate::trust::Trust;
 
 /// Name of the file in the root of a workspace.
@@ -93,7 +94,16 @@ impl Narrowing<'_> {
         for entry in &layer.paths {
             self.path(entry)?;
         }
-        self.policy.guard.extend(layer.guard.iter().flatten().map(|entry| entry.value.clone()));
+        if let Some(entry) = layer.unguard.first() {
+            return Err(self.widens(entry.line, "filesystem.unguard: would let guarded files change"));
+        }
+        let guard = &mut self.policy.guard;
+        for (to, from) in [(&mut guard.add, &layer.guard), (&mut guard.prevent, &layer.prevent), (&mut guard.stage, &layer.stage)]
+        {
+            for entry in from {
+                to.extend(selector::resolve(entry, &self.place, self.caller)?);
+            }
+        }
         self.policy.environment.deny.extend(layer.deny.iter().map(|entry| entry.value.clone()));
         self.network(layer)?;
         self.unix(layer)?;

@@ -5,7 +5,8 @@ mod support;
 
 use std::path::Path;
 
-use hermes_profiles::{Access, Guarantee, HomeMode, Network, Request, profile, resolve};
+use hermes_profiles::guard::Selector;
+use hermes_profiles::{Access, Guarantee, GuardRules, HomeMode, Network, Request, profile, resolve};
 use support::*;
 
 fn refused(text: &str) -> String {
@@ -69,7 +70,7 @@ require = ["tree-killed"]
     assert_eq!(access(&policy, "/home/user/notes/private/x"), Some(Access::Hidden));
     let optional = |path: &str| policy.rule_for(Path::new(path)).unwrap().optional;
     assert!(optional("/home/user/.tool") && optional("/home/user/.gitconfig") && !optional("/srv/overlay"));
-    assert_eq!(policy.guard, ["**/.special"]);
+    assert_eq!(policy.guard.add, [Selector::Anywhere("**/.special".into())]);
     assert_eq!(policy.environment.allow, ["EDITOR", "MY_*"]);
     assert_eq!(policy.environment.deny, ["MY_PRIVATE*"]);
     assert_eq!(policy.environment.set["dotted.name"], "x y");
@@ -89,11 +90,11 @@ fn missing_is_the_default_and_empty_is_nothing() {
     let policy = written("schema = 1\n").unwrap().policy;
     assert_eq!(access(&policy, "/usr/bin"), Some(Access::Read));
     assert_eq!(policy.workspace_access, Access::Read);
-    assert_eq!(policy.guard.len(), profile::DEFAULT_GUARD.len());
+    assert_eq!(policy.guard, GuardRules::default());
     let policy = written("schema = 1\nincludes = []\n[filesystem]\nguard = []\n").unwrap().policy;
     assert_eq!(access(&policy, "/usr/bin"), None);
     assert_eq!((policy.limits.grace, policy.limits.processes), (2000, None));
-    assert!(policy.guard.is_empty() && policy.preferred.is_empty());
+    assert!(policy.guard == GuardRules::default() && policy.preferred.is_empty());
 }
 
 #[test]

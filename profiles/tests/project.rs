@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use hermes_profiles::guard::Selector;
 use hermes_profiles::project::{PROJECT_FILE, narrow};
 use hermes_profiles::trust::{self, Trust};
 use hermes_profiles::{Access, Guarantee, HomeMode, Limits, Network, Policy, Request, environment, profile};
@@ -83,7 +84,7 @@ require = ["memory-limited"]
     assert_eq!((narrowed.limits.memory, narrowed.limits.memory_percent), (Some(1 << 30), Some(75)));
     assert_eq!((narrowed.limits.processes, narrowed.limits.timeout), (Some(10), Some(300_000)));
     assert!(narrowed.kernel.strict && narrowed.requires(Guarantee::MemoryLimited));
-    assert!(narrowed.guard.contains(&"**/special".to_owned()));
+    assert_eq!(narrowed.guard.add, [Selector::Anywhere("**/special".into())]);
     assert_eq!(
         environment::filter(&narrowed.environment, variables(&[("EDITOR", "vi"), ("GH_TOKEN", "x")]).into_iter()).passed.len(),
         1
@@ -95,6 +96,7 @@ require = ["memory-limited"]
 fn whatever_adds_is_an_error_with_its_line() {
     for (text, line, what) in [
         ("schema = 1\nincludes = [\"agent\"]\n", 2, "includes"),
+        ("schema = 1\n[filesystem]\nunguard = [\"rule:husky\"]\n", 3, "filesystem.unguard"),
         ("schema = 1\n[filesystem]\nwrite = [\"/srv\"]\n", 3, "does not allow this for /srv"),
         ("schema = 1\n[filesystem]\nread = [\"/srv\"]\n", 3, "does not allow this for /srv"),
         ("schema = 1\n[filesystem]\nread = [\"/\"]\n", 3, "does not allow this for /"),
@@ -305,7 +307,8 @@ proptest! {
         prop_assert!(network_narrower(&after.network, &before.network));
         prop_assert!(after.unix.connect.iter().all(|path| before.unix.connect.contains(path)));
         prop_assert!(after.preferred.is_subset(&before.preferred) && after.accepted == before.accepted);
-        prop_assert!(before.guard.iter().all(|glob| after.guard.contains(glob)));
+        prop_assert!(before.guard.add.iter().all(|glob| after.guard.add.contains(glob)));
+        prop_assert_eq!(&before.guard.allow, &after.guard.allow);
         prop_assert!(!after.kernel.nested_sandbox || before.kernel.nested_sandbox);
         prop_assert!(!after.kernel.unix_datagram || before.kernel.unix_datagram);
         prop_assert!(after.kernel.strict || !before.kernel.strict);

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use hermes_profiles::{Access, EnvironmentRules, FileRule, Guarantee, HomeMode, KernelRules, Limits, Network, Policy};
+use hermes_profiles::guard::Selector;
+use hermes_profiles::{
+    Access, EnvironmentRules, FileRule, Guarantee, GuardRules, HomeMode, KernelRules, Limits, Network, Policy,
+};
 
 use crate::output::{clean, path};
 use crate::table::{Row, bytes, field, seconds, section};
@@ -22,8 +25,7 @@ pub(crate) fn as_text(policy: &Policy) -> String {
     section(&mut text, "files", &file_rows(&policy.files));
     section(&mut text, "environment", &environment_rows(&policy.environment));
     section(&mut text, "limits", &limit_rows(&policy.limits));
-    let guard: Vec<Row> = policy.guard.iter().map(|glob| (clean(glob).into_owned(), String::new(), String::new())).collect();
-    section(&mut text, "guarded: what host tools obey later", &guard);
+    section(&mut text, "changes to the guard rules (explain guard prints these)", &guard_rows(&policy.guard));
     text.push('\n');
     field(&mut text, "preferred", &names(&policy.preferred));
     if !policy.accepted.is_empty() {
@@ -73,6 +75,19 @@ fn file_rows(files: &[FileRule]) -> Vec<Row> {
         (access_word(rule.access).to_owned(), path(&rule.path), format!("{}{optional}", clean(&rule.origin.to_string())))
     };
     files.into_iter().map(row).collect()
+}
+
+fn guard_rows(guard: &GuardRules) -> Vec<Row> {
+    let lists = [
+        ("guard", &guard.add, "put aside"),
+        ("unguard", &guard.allow, "may change"),
+        ("prevent", &guard.prevent, "read-only where it exists"),
+        ("stage", &guard.stage, "takes effect after approval"),
+    ];
+    let row = |(word, list, effect): (&str, &Vec<Selector>, &str)| -> Vec<Row> {
+        list.iter().map(|entry| (word.to_owned(), clean(&entry.to_string()).into_owned(), effect.to_owned())).collect()
+    };
+    lists.into_iter().flat_map(row).collect()
 }
 
 fn environment_rows(rules: &EnvironmentRules) -> Vec<Row> {

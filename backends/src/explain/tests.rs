@@ -29,7 +29,7 @@ fn policy() -> Policy {
         kernel: KernelRules::default(),
         preferred: [].into(),
         accepted: [].into(),
-        guard: Vec::new(),
+        guard: hermes_profiles::GuardRules::default(),
     }
 }
 

@@ -216,6 +216,52 @@ pub(super) fn injects_code(name: &[u8]) -> bool {
         || class(name) == Some(Class::Injecting)
 }
 
+/// Variables that choose programs, their options and their servers. Nothing to keep from a sandbox, whose caller works that
+/// way, but nothing that a file from a sandbox should say to the caller's tools.
+pub(super) fn steers(name: &[u8]) -> bool {
+    const NAMES: [&str; 18] = [
+        "AR",
+        "BROWSER",
+        "CC",
+        "CXX",
+        "DIRENV_CONFIG",
+        "EDITOR",
+        "FLASK_APP",
+        "GOPROXY",
+        "GOSUMDB",
+        "HOME",
+        "LD",
+        "MANPATH",
+        "PAGER",
+        "PATH",
+        "SHELL",
+        "SSLKEYLOGFILE",
+        "VIRTUAL_ENV",
+        "VISUAL",
+    ];
+    const PREFIXES: [&str; 13] = [
+        "BUNDLE_",
+        "BUN_",
+        "CARGO_",
+        "COMPOSE_",
+        "CONDA_",
+        "DENO_",
+        "DOCKER_",
+        "GEM_",
+        "GIT_",
+        "NPM_CONFIG_",
+        "PIP_",
+        "PYTHON",
+        "UV_",
+    ];
+    const SUFFIXES: [&str; 8] =
+        ["_BASE_URL", "_CA_BUNDLE", "_CERT_FILE", "_EXTRA_CA_CERTS", "_OPTIONS", "_OPTS", "_PROXY", "FLAGS"];
+    let upper = name.to_ascii_uppercase();
+    NAMES.iter().any(|known| known.as_bytes() == upper)
+        || starts(&PREFIXES, &upper)
+        || SUFFIXES.iter().any(|suffix| upper.ends_with(suffix.as_bytes()))
+}
+
 /// Does the value make the tools that read the variable run code that the command did not ask for?
 pub(super) fn holds_program(name: &[u8], value: &[u8]) -> bool {
     let Some((_, options)) = INJECTING_OPTIONS.iter().find(|(names, _)| names.iter().any(|known| known.as_bytes() == name))

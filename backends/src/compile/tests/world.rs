@@ -169,6 +169,6 @@ pub(super) fn policy(rules: &str) -> Policy {
         kernel: KernelRules::default(),
         preferred: [].into(),
         accepted: [].into(),
-        guard: Vec::new(),
+        guard: hermes_profiles::GuardRules::default(),
     }
 }
