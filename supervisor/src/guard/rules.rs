@@ -38,12 +38,21 @@ impl<'p> TreeRules<'p> {
 
     /// The rule for a guarded entry.
     pub(crate) fn rule(&self, path: &Path, git: Option<&Path>) -> Option<&Rule> {
-        let inside = git.and_then(|git| path.strip_prefix(git).ok());
-        match inside {
+        let directory = path.parent().unwrap_or(Path::new(""));
+        let name = path.file_name().unwrap_or_default();
+        // Whether it is a link is known to who asks: a rule for links only is no rule for files.
+        self.find(&self.guard.scope(directory), directory, git, name, true)
+    }
+
+    fn find(&self, scope: &Scope, directory: &Path, git: Option<&Path>, name: &OsStr, link: bool) -> Option<&Rule> {
+        match git.and_then(|git| directory.strip_prefix(git).ok()) {
             // Git makes no symlinks in its own directory.
-            Some(inside) => self.guard.in_git_dir(inside).or_else(|| self.guard.by_id("git-pointer")),
-            None if path.file_name() == Some(OsStr::new(".git")) => self.guard.by_id("git-pointer"),
-            None => self.guard.rule_for(path).or_else(|| self.guard.leads_to(path)),
+            Some(inside) => {
+                self.guard.in_git_dir(&inside.join(name)).or_else(|| if link { self.guard.by_id("git-pointer") } else { None })
+            }
+            // Through a symlink in the place of a directory a guarded file can be somewhere else.
+            None if link => self.guard.rule_for_link(scope, directory, name),
+            None => self.guard.rule(scope, directory, name),
         }
     }
 
@@ -61,7 +70,7 @@ impl<'p> TreeRules<'p> {
         let name = path.file_name().and_then(OsStr::to_str);
         let text = match name {
             Some(".git") => content.strip_prefix(b"gitdir: "),
-            Some("commondir") => Some(content.as_slice()),
+            Some("commondir" | "gitdir") => Some(content.as_slice()),
             _ => None,
         };
         let Some(text) = text.and_then(|text| std::str::from_utf8(text.trim_ascii_end()).ok()) else { return false };
@@ -90,18 +99,7 @@ impl Rules for TreeRules<'_> {
     }
 
     fn wants(&self, scope: &Scope, directory: &Path, git: Option<&Path>, name: &OsStr, link: bool) -> Wanted {
-        let inside = git.and_then(|git| directory.strip_prefix(git).ok());
-        let rule = match inside {
-            Some(inside) => {
-                self.guard.in_git_dir(&inside.join(name)).or_else(|| if link { self.guard.by_id("git-pointer") } else { None })
-            }
-            None if name == ".git" => self.guard.by_id("git-pointer"),
-            None => self.guard.rule(scope, directory, name).or_else(|| {
-                // Through a symlink in the place of a directory a guarded file can be somewhere else.
-                if link { self.guard.leads_to(&directory.join(name)) } else { None }
-            }),
-        };
-        match rule {
+        match self.find(scope, directory, git, name, link) {
             None => Wanted::No,
             Some(rule) if rule.action == Action::Report && rule.check == Check::Whole => Wanted::Watched,
             Some(_) => Wanted::Kept,
