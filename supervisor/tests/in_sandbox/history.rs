@@ -21,6 +21,7 @@ pub(crate) const CASES: &[Case] = &[
     ("replacements and grafts change nothing", replaced),
     ("an object that is not what its name says is nothing", forged),
     ("a FIFO in the place of an object or an index costs the budget and no more", fifos),
+    ("an object directory that is none any more excuses nothing", objects_replaced),
     ("objects of any size do no harm", giants),
     ("a long history is looked through, as far as the budget goes", long_history),
     ("a thousand refs are read", many_refs),
@@ -320,12 +321,38 @@ fn fifos(tier: TierArg) {
     check(&repository, &["main", "old"], &[true, false]);
 
     let repository = Repository::populated(&[]);
+    let alternates = repository.git_dir().join("objects/info/alternates");
+    fs::write(&alternates, "").unwrap();
+    make(&alternates);
+    check(&repository, &["main"], &[false]);
+
+    let repository = Repository::populated(&[]);
     repository.git(&["gc", "-q", "--prune=now"]);
     let pack = repository.git_dir().join("objects/pack");
     let index =
         fs::read_dir(&pack).unwrap().map(|entry| entry.unwrap().path()).find(|path| path.extension() == Some("idx".as_ref()));
     make(&index.unwrap());
     check(&repository, &["main"], &[false]);
+}
+
+fn objects_replaced(tier: TierArg) {
+    let repository = Repository::populated(&[]);
+    let (before, objects) = (tips(&repository.git_dir()), repository.git_dir().join("objects"));
+    assert_eq!(ask(&before, &["main"], tier, PATIENT).excused, [true]);
+    fs::rename(&objects, repository.path().join("moved")).unwrap();
+    let refused = |what: &str| {
+        let asked = ask(&before, &["main"], tier, HASTY);
+        assert!(!asked.excused[0] && asked.incomplete.is_some(), "{what}: {asked:?}");
+    };
+    refused("nothing");
+    symlink("objects", &objects).unwrap();
+    refused("a symlink to itself");
+    fs::remove_file(&objects).unwrap();
+    symlink("/", &objects).unwrap();
+    refused("a symlink to everything");
+    fs::remove_file(&objects).unwrap();
+    nix::unistd::mkfifo(&objects, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    refused("a FIFO");
 }
 
 fn giants(tier: TierArg) {
