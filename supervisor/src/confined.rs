@@ -92,8 +92,13 @@ impl Confined {
             limits: LIMITS.map(str::to_owned).into(),
             ..Overrides::default()
         };
-        let request =
-            Request { profile: Some(PROFILE.into()), source: None, workspace: Some(tool.directory.to_owned()), overrides, caller };
+        let request = Request {
+            profile: Some(PROFILE.into()),
+            source: None,
+            workspace: Some(tool.directory.to_owned()),
+            overrides,
+            caller,
+        };
         let policy = hermes_profiles::resolve(&request, &NoFiles)?.policy;
         let mut caller = request.caller;
         caller.cwd = tool.directory.to_owned();

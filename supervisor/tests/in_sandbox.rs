@@ -1,6 +1,7 @@
 //! Tests that start sandboxes from inside the program: the program's own modules, and a `main` that is init when it is
 //! asked to be, and otherwise runs every case in the one thread that may start a sandbox.
-#![allow(dead_code, clippy::unwrap_used, missing_docs)]
+// The modules bring tests of their own, which run where there is a test runner.
+#![allow(dead_code, unused_imports, clippy::unwrap_used, missing_docs)]
 
 #[path = "../src/args.rs"]
 mod args;
@@ -24,6 +25,9 @@ mod output;
 mod prepare;
 #[path = "../src/request.rs"]
 mod request;
+#[cfg(test)]
+#[path = "../src/sample.rs"]
+mod sample;
 #[path = "../src/scratch.rs"]
 mod scratch;
 #[path = "../src/start.rs"]
@@ -38,9 +42,6 @@ mod supervise;
 mod terminal;
 #[path = "../src/usage.rs"]
 mod usage;
-#[cfg(test)]
-#[path = "../src/sample.rs"]
-mod sample;
 
 #[path = "in_sandbox/history.rs"]
 mod history;
@@ -59,6 +60,12 @@ fn main() -> ExitCode {
     if argv.get(1).is_some_and(|name| engine::is_init(name)) {
         return engine::init();
     }
+    if let [_, flag, tier, git_dir] = argv.as_slice()
+        && flag == "--ask"
+    {
+        history::ask_for_main(&tier.to_string_lossy(), git_dir.as_ref());
+        return ExitCode::SUCCESS;
+    }
     let only = argv.get(1).and_then(|name| name.to_str()).filter(|name| !name.starts_with('-')).unwrap_or("");
     let host = engine::measure_now();
     let namespaces = host.userns.works();
@@ -69,8 +76,14 @@ fn main() -> ExitCode {
             if !name.contains(only) {
                 continue;
             }
-            if !namespaces && tier == TierArg::Namespaces {
-                println!("SKIPPED {name}: no user namespaces");
+            let lacks = match tier {
+                TierArg::Namespaces if !namespaces => "no user namespaces",
+                TierArg::Landlock if host.uid == 0 => "root does not enter a sandbox without namespaces",
+                TierArg::Landlock if host.landlock_abi == 0 => "no Landlock",
+                _ => "",
+            };
+            if !lacks.is_empty() {
+                println!("SKIPPED {name}: {lacks}");
                 continue;
             }
             match std::panic::catch_unwind(|| case(tier)) {

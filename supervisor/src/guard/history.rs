@@ -145,7 +145,7 @@ fn without_cr(content: &[u8]) -> Option<Vec<u8>> {
 /// Makes a repository without history, refs and configuration, and reads objects with it. `$1` is its configuration.
 const SCRIPT: &str = r#"d=$TMPDIR/repository
 mkdir "$d" "$d/objects" "$d/refs" && printf 'ref: refs/heads/none\n' >"$d/HEAD" && printf '%s' "$1" >"$d/config" || exit
-GIT_DIR=$d exec git cat-file --batch"#;
+export GIT_DIR="$d" && exec git cat-file --batch"#;
 
 /// The command, its environment.
 fn git(tips: &Tips, format: Format) -> (Vec<OsString>, Vec<(&'static str, OsString)>) {

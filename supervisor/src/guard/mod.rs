@@ -4,6 +4,7 @@
 //! and the records by which the next command settles what a killed supervisor left. What the rules say is
 //! [`hermes_profiles::guard`]'s business; how a sandbox is confined it does not know.
 
+#[allow(dead_code, unused_imports)]
 pub(crate) mod history;
 mod live;
 pub(crate) mod quarantine;

@@ -241,7 +241,8 @@ mod tests {
 
     #[test]
     fn a_commit_names_its_tree_and_parents() {
-        let text = format!("tree {HEX}\nparent {HEX}\nparent {HEX}\nauthor A <a> 5 +0000\ncommitter B <b> 7 +0100\n\nparent {HEX}");
+        let text =
+            format!("tree {HEX}\nparent {HEX}\nparent {HEX}\nauthor A <a> 5 +0000\ncommitter B <b> 7 +0100\n\nparent {HEX}");
         let commit = commit(text.as_bytes()).unwrap();
         assert_eq!((commit.tree.to_string(), commit.parents.len(), commit.time), (HEX.into(), 2, 7));
         assert_eq!(super::commit(format!("parent {HEX}\ntree {HEX}\n").as_bytes()), None);

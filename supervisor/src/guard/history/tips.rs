@@ -147,8 +147,9 @@ impl Found {
             let fd = match directory(common, &path) {
                 Ok(fd) => fd,
                 Err(errno) => {
-                    // ENOTDIR: a file that was not told to be one.
-                    self.truncated |= !matches!(errno, Errno::ENOENT | Errno::ENOTDIR);
+                    // Some file systems do not tell what an entry is, getdents(2): it was a file.
+                    let file = errno == Errno::ENOTDIR && path.components().count() > 2;
+                    self.truncated |= errno != Errno::ENOENT && !file;
                     continue;
                 }
             };
