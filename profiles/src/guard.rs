@@ -122,6 +122,13 @@ impl<'p> Guard<'p> {
         guard
     }
 
+    /// Tells these rules from others: what was found by them is of no use to others.
+    pub fn stamp(&self) -> String {
+        let GuardRules { add, allow, prevent, stage } = self.policy;
+        let list = |list: &[Selector]| list.iter().map(|selector| format!("{selector}\n")).collect::<String>();
+        format!("{RULE_STAMP:x} {}\0{}\0{}\0{}", list(add), list(allow), list(prevent), list(stage))
+    }
+
     /// Rules that ship and that the policy changes.
     fn change(&mut self) {
         let policy = self.policy;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use serde::de::{Deserialize, Deserializer};
 use serde::{Serialize, Serializer};
 
 use crate::error::{PolicyError, suggestion};
@@ -27,7 +28,7 @@ pub enum Selector {
 }
 
 /// The four lists of a resolved policy. The rules that ship always hold, but for what `allow` names.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct GuardRules {
     /// Put aside, too (`guard`).
     pub add: Vec<Selector>,
@@ -54,6 +55,23 @@ impl fmt::Display for Selector {
 impl Serialize for Selector {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Selector {
+    /// Reads what [`fmt::Display`] writes.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Ok(match text.as_str() {
+            "*" => Self::Everything,
+            "class:push" => Self::Class(Trigger::OnPush),
+            "class:build" => Self::Class(Trigger::OnBuild),
+            _ => match text.strip_prefix("rule:") {
+                Some(id) => Self::Rule(id.to_owned()),
+                None if text.starts_with('/') => Self::Absolute(text),
+                None => Self::Anywhere(text),
+            },
+        })
     }
 }
 

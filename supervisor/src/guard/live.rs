@@ -1,6 +1,6 @@
 //! The guard while its sandbox lives: does what the [`watch`](super::watch) asks for.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -38,6 +38,8 @@ pub(crate) struct Live {
     looks: Vec<Snapshot>,
     /// What init is to be asked for.
     wanted: Vec<Vec<Cover>>,
+    /// Configuration that we wrote for jobs, by tree and path: it is not the host's own word.
+    merged: BTreeMap<(usize, PathBuf), Vec<u8>>,
 }
 
 impl Guards {
@@ -59,7 +61,7 @@ impl Guards {
         }
         let looks = self.trees.iter().map(|(_, baseline)| baseline.clone()).collect();
         let asked = if covers.is_empty() { VecDeque::new() } else { VecDeque::from([Asked::Cover(covers)]) };
-        self.live = Some(Live { watch, asked, looks, wanted: Vec::new() });
+        self.live = Some(Live { watch, asked, looks, wanted: Vec::new(), merged: BTreeMap::new() });
     }
 
     /// Readable when there is something to do.
@@ -131,12 +133,17 @@ impl Guards {
 
     /// Brings harmless configuration to the host.
     fn merge(&mut self, number: u32) -> io::Result<()> {
-        for ((tree, baseline), record) in self.trees.iter().zip(&self.record.trees) {
-            let Some(repository) = record.repositories.iter().find(|repository| repository.shadow == Some(number)) else { continue };
+        for (index, ((tree, baseline), record)) in self.trees.iter().zip(&self.record.trees).enumerate() {
+            let Some(repository) = record.repositories.iter().find(|repository| repository.shadow == Some(number)) else {
+                continue;
+            };
             let private = shadow::read(&self.run.dir, baseline, &repository.git, number)?;
             for (path, before, now) in &private.configs {
                 if let Is::File(new) = &now.is {
-                    shadow::merge(tree, path, shadow::text(before.as_ref()), new, Manner::InPlace)?;
+                    let (_, text) = shadow::merge(tree, path, shadow::text(before.as_ref()), new, Manner::InPlace)?;
+                    if let Some(live) = &mut self.live {
+                        live.merged.insert((index, path.clone()), text);
+                    }
                 }
             }
         }
@@ -147,7 +154,8 @@ impl Guards {
         let record = &self.record.trees[tree];
         let around = record.repositories.iter().filter(|repository| path.starts_with(&repository.git));
         let Some(repository) = around.max_by_key(|repository| repository.git.components().count()) else { return };
-        let Some(link) = repository.shadow.and_then(|number| shadow::link(number, path.strip_prefix(&repository.git).ok()?)) else {
+        let Some(link) = repository.shadow.and_then(|number| shadow::link(number, path.strip_prefix(&repository.git).ok()?))
+        else {
             return;
         };
         let target = self.trees[tree].0.path.join(path);
@@ -160,8 +168,11 @@ impl Guards {
         let (tree, baseline) = &mut self.trees[index];
         let Ok(stat) = tree.root.stat(path) else { return Ok(()) };
         let held = hold(&tree.root, path, &stat, Wanted::Kept);
-        let still = self.live.as_mut().is_some_and(|live| live.watch.is_covered(index, path));
-        if still && baseline.believe(path, held) {
+        let is_hosts = self.live.as_mut().is_some_and(|live| {
+            let ours = live.merged.get(&(index, path.to_owned()));
+            live.watch.is_covered(index, path) && ours.is_none_or(|ours| held.is != Is::File(ours.clone()))
+        });
+        if is_hosts && baseline.believe(path, held) {
             store::write(&Run::baseline_path(&self.run.dir, index), &*baseline)?;
         }
         Ok(())

@@ -24,7 +24,6 @@ use std::path::{Path, PathBuf};
 
 use hermes_backends::compile::shadow::Shadow;
 use hermes_backends::plan::{MountStep, PathRights, Plan, Source, Tier};
-use hermes_backends::step::StepError;
 use hermes_backends::wire::Cover;
 use hermes_profiles::guard::Check;
 use hermes_profiles::{GuardRules, ospath};
@@ -64,14 +63,17 @@ pub(crate) fn recover(state_dir: &Path) -> Result<Vec<Outcome>, Error> {
 fn recover_one(state_dir: &Path, run: Run) -> Result<Outcome, Error> {
     let dir = run.dir.clone();
     let record = Run::record(&dir).map_err(|e| {
-        cannot("read the record of a killed run in", &dir, &e).hint("look at what changed in its workspace, then remove that directory")
+        cannot("read the record of a killed run in", &dir, &e)
+            .hint("look at what changed in its workspace, then remove that directory")
     })?;
     let Some(record) = record else {
         run.end().map_err(|e| cannot("remove", &dir, &e))?;
         return Ok(Outcome::default());
     };
     if record.init.is_some_and(|init| !run::wait_for_death(init)) {
-        return Err(Error::setup("a sandbox whose supervisor was killed has not ended yet").hint("try again, or end its processes"));
+        return Err(
+            Error::setup("a sandbox whose supervisor was killed has not ended yet").hint("try again, or end its processes")
+        );
     }
     let mut outcome = Outcome::default();
     for (index, of_tree) in record.trees.iter().enumerate() {
@@ -79,8 +81,8 @@ fn recover_one(state_dir: &Path, run: Run) -> Result<Outcome, Error> {
         if tree.state != of_tree.state {
             continue;
         }
-        let baseline: Snapshot =
-            store::read(&Run::baseline_path(&dir, index)).map_err(|e| cannot("read what is known from before a killed run in", &dir, &e))?;
+        let baseline: Snapshot = store::read(&Run::baseline_path(&dir, index))
+            .map_err(|e| cannot("read what is known from before a killed run in", &dir, &e))?;
         settle_tree(&run, &record, of_tree, &tree, &baseline, &mut outcome)?;
     }
     run.end().map_err(|e| cannot("remove", &dir, &e))?;
@@ -191,8 +193,7 @@ impl Guards {
             }
             *baseline = now;
         }
-        store::write(&self.run.record_path(), &self.record)
-            .map_err(|e| cannot("record this run in", &self.run.dir, &e))?;
+        store::write(&self.run.record_path(), &self.record).map_err(|e| cannot("record this run in", &self.run.dir, &e))?;
         self.watch(covers.clone());
         Ok(covers)
     }
@@ -240,8 +241,7 @@ fn look(tree: &Tree, rules: &TreeRules<'_>, old: Option<&Snapshot>) -> io::Resul
 /// Network file systems keep times of other machines, or none.
 fn has_dependable_times(tree: &Tree) -> bool {
     // linux/magic.h: NFS, SMB2, CIFS, 9p, FUSE (virtiofs, sshfs), Ceph, AFS.
-    const NETWORK: &[i64] =
-        &[0x6969, 0xfe53_4d42, 0xff53_4d42, 0x0102_1997, 0x6573_5546, 0x00c3_6400, 0x5346_414f];
+    const NETWORK: &[i64] = &[0x6969, 0xfe53_4d42, 0xff53_4d42, 0x0102_1997, 0x6573_5546, 0x00c3_6400, 0x5346_414f];
     fstatfs(&tree.root).is_ok_and(|stat| !NETWORK.contains(&(stat.filesystem_type().0 as i64)))
 }
 
@@ -253,15 +253,13 @@ fn settle_tree(
     baseline: &Snapshot,
     outcome: &mut Outcome,
 ) -> Result<(), Error> {
-    let failed = |e: io::Error| {
-        cannot("put back guarded files in", &tree.path, &e).hint("the next command in this workspace tries again")
-    };
+    let failed =
+        |e: io::Error| cannot("put back guarded files in", &tree.path, &e).hint("the next command in this workspace tries again");
     let rules = TreeRules::new(&record.rules, &tree.path, &of_tree.skips, &record.readable);
     let quarantine = Quarantine::new(&tree.state);
     let about = About { run: run.name(), profile: record.profile.clone(), command: record.command.clone() };
     let approved = quarantine.approved().map_err(failed)?;
-    let mut settler =
-        Settler { tree, rules: &rules, about: &about, quarantine, approved, outcome: std::mem::take(outcome) };
+    let mut settler = Settler { tree, rules: &rules, about: &about, quarantine, approved, outcome: std::mem::take(outcome) };
     let mut work = || -> io::Result<Snapshot> {
         settler.resume()?;
         for repository in &of_tree.repositories {
@@ -272,7 +270,7 @@ fn settle_tree(
         let now = look(tree, &rules, Some(baseline))?;
         let candidates = settler.judge(baseline, &now)?;
         let changed = !candidates.is_empty();
-        for candidate in excuse(of_tree, tree, candidates) {
+        for candidate in excuse(of_tree, candidates) {
             settler.put_aside(candidate)?;
         }
         for repository in of_tree.repositories.iter().filter(|repository| repository.made_hooks) {
@@ -281,8 +279,9 @@ fn settle_tree(
         if !changed {
             return Ok(now);
         }
-        let settled = look(tree, &rules, Some(&now))?;
-        Ok(Snapshot { renewed: true, ..settled })
+        let mut settled = look(tree, &rules, Some(&now))?;
+        settled.renewed = true;
+        Ok(settled)
     };
     let now = work().map_err(failed)?;
     *outcome = settler.outcome;
@@ -293,7 +292,7 @@ fn settle_tree(
 }
 
 /// Leaves out what version control knew before the run.
-fn excuse<'r>(of_tree: &TreeRecord, tree: &Tree, candidates: Vec<Candidate<'r>>) -> Vec<Candidate<'r>> {
+fn excuse<'r>(of_tree: &TreeRecord, candidates: Vec<Candidate<'r>>) -> Vec<Candidate<'r>> {
     let mut by_repository: BTreeMap<usize, Vec<Candidate<'r>>> = BTreeMap::new();
     let mut left = Vec::new();
     for candidate in candidates {
@@ -315,7 +314,7 @@ fn excuse<'r>(of_tree: &TreeRecord, tree: &Tree, candidates: Vec<Candidate<'r>>)
                     _ => (&[], false),
                 };
                 let path = candidate.change.path.strip_prefix(top).unwrap_or(&candidate.change.path);
-                history::Wanted { path, content, symlink, crlf: candidate.rule.check != Check::Whole }
+                history::Wanted { path, content, symlink, crlf: ends_lines_freely(&candidate.rule.check) }
             })
             .collect();
         let known = history::tracked(&repository.tips, &wanted, None, history::Budget::default());
@@ -323,6 +322,11 @@ fn excuse<'r>(of_tree: &TreeRecord, tree: &Tree, candidates: Vec<Candidate<'r>>)
         left.extend(candidates.into_iter().zip(excused).filter(|(_, excused)| !excused).map(|(candidate, _)| candidate));
     }
     left
+}
+
+/// To a shell a carriage return is part of a word; to these formats it is white space.
+fn ends_lines_freely(check: &Check) -> bool {
+    matches!(check, Check::Json(_) | Check::Toml(_) | Check::Tokens(_) | Check::Package)
 }
 
 /// The innermost repository whose working tree holds `path`.
@@ -354,7 +358,7 @@ impl Settler<'_> {
             let Some(rule) = self.rules.rule(&path, Some(git)) else { continue };
             let old = shadow::text(before.as_ref());
             let refused = match &now.is {
-                Is::File(new) => shadow::merge(self.tree, &path, old, new, Manner::Locked)?,
+                Is::File(new) => shadow::merge(self.tree, &path, old, new, Manner::Locked)?.0,
                 _ => vec!["what is not a file".to_owned()],
             };
             if !refused.is_empty() && !self.approved.has(&rule.id, &path, &now.is, now.mode) {
@@ -403,7 +407,11 @@ fn skips(plan: &Plan, tree: &Path) -> Vec<PathBuf> {
     let inside = |step: &MountStep| {
         let less = matches!(step, MountStep::Mask { .. } | MountStep::Overlay { .. } | MountStep::Private { .. })
             || matches!(step, MountStep::Bind { writable: false, .. });
-        if less { step.target().strip_prefix(tree).ok().filter(|path| !path.as_os_str().is_empty()).map(Path::to_owned) } else { None }
+        if less {
+            step.target().strip_prefix(tree).ok().filter(|path| !path.as_os_str().is_empty()).map(Path::to_owned)
+        } else {
+            None
+        }
     };
     plan.mounts.iter().filter_map(inside).collect()
 }

@@ -80,11 +80,13 @@ impl<'p> TreeRules<'p> {
         now.git_dirs().iter().any(|git| match leads.strip_prefix(git) {
             Ok(inside) if name == Some(".git") => {
                 let mut names = inside.components();
-                inside.as_os_str().is_empty() || (names.next().is_some_and(|n| n.as_os_str() == "worktrees") && names.count() == 1)
+                inside.as_os_str().is_empty()
+                    || (names.next().is_some_and(|n| n.as_os_str() == "worktrees") && names.count() == 1)
             }
             Ok(inside) => {
                 let own = directory.strip_prefix(git).ok();
-                inside.as_os_str().is_empty() && own.is_some_and(|own| own.starts_with("worktrees") && own.components().count() == 2)
+                inside.as_os_str().is_empty()
+                    && own.is_some_and(|own| own.starts_with("worktrees") && own.components().count() == 2)
             }
             Err(_) => false,
         })

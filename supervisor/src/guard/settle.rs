@@ -4,7 +4,6 @@
 //! point, and so that nothing that somebody else writes meanwhile is lost: a name is taken away before its content is
 //! believed, and nothing is put back over something new.
 
-use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use hermes_profiles::guard::{self, Action, Check, Rule, Verdict, git_config};
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, RenameFlags, readlinkat, renameat2};
+use nix::fcntl::{AtFlags, OFlag, RenameFlags, renameat2};
 use nix::sys::stat::{Mode, SFlag};
 use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
@@ -84,7 +83,11 @@ fn config(old: &[u8], new: &[u8], aside: &dyn Fn(&str) -> Decision, before: Opti
     match git_config::merge(old, new, old) {
         Err(unreadable) => aside(&unreadable.to_string()),
         Ok(merged) if merged.refused.is_empty() => {
-            if merged.text == new { Decision::Keep } else { Decision::Rewrite(merged.text) }
+            if merged.text == new {
+                Decision::Keep
+            } else {
+                Decision::Rewrite(merged.text)
+            }
         }
         Ok(merged) => {
             let mode = before.map_or(now.mode & 0o666, |before| before.mode);
@@ -171,7 +174,7 @@ impl<'a> Settler<'a> {
             let Ok(stat) = self.tree.root.stat(&path) else { continue };
             let held = hold(&self.tree.root, &path, &stat, Wanted::Kept);
             let instead = known.get(&path).map(|old| (Is::Link(old.to_vec()), 0o777));
-            let before = instead.as_ref().map(|(is, mode)| Held { is: is.clone(), mode: *mode, ..held.clone() });
+            let before = instead.as_ref().map(|(is, mode)| held.with(is.clone(), *mode));
             let why = "a symlink to what the sandbox could not read".to_owned();
             let change = Change { path, git: None, before, now: Some(held) };
             candidates.push(Candidate { change, rule, why, instead });
@@ -196,9 +199,7 @@ impl<'a> Settler<'a> {
     /// A fresh inode with this content in the place of what is there.
     fn replace(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
         let (parent, name) = self.tree.root.parent(path)?;
-        let mut file = tempfile::Builder::new()
-            .prefix(".hermes-sandbox-")
-            .tempfile_in(by_descriptor(&parent))?;
+        let mut file = tempfile::Builder::new().prefix(".hermes-sandbox-").tempfile_in(by_descriptor(&parent))?;
         file.write_all(content)?;
         file.as_file().set_permissions(Permissions::from_mode(mode & 0o777))?;
         let target = PathBuf::from(by_descriptor(&parent)).join(name);
@@ -224,7 +225,14 @@ impl<'a> Settler<'a> {
     }
 
     /// Puts a private copy aside: the tree has nothing of it.
-    pub(crate) fn keep_private(&mut self, path: &Path, rule: &Rule, why: String, now: &Held, old: Option<&Held>) -> io::Result<()> {
+    pub(crate) fn keep_private(
+        &mut self,
+        path: &Path,
+        rule: &Rule,
+        why: String,
+        now: &Held,
+        old: Option<&Held>,
+    ) -> io::Result<()> {
         let (entry, content, before) = self.entry(path, rule, why, now, old);
         let entry = Entry { stage: Stage::Done, ..entry };
         let id = self.quarantine.add(&entry, &content, &before)?;
@@ -354,7 +362,11 @@ fn stuck(entry: &Entry, parent: &OwnedFd, name: &std::ffi::OsStr) -> io::Error {
     })
     .stat(Path::new(name))
     .is_ok();
-    let why = if immutable { "it cannot be removed (immutable, or in a directory that cannot be written)" } else { "it cannot be reached" };
+    let why = if immutable {
+        "it cannot be removed (immutable, or in a directory that cannot be written)"
+    } else {
+        "it cannot be reached"
+    };
     io::Error::new(io::ErrorKind::PermissionDenied, format!("{}: {why}", crate::output::path(&entry.path)))
 }
 
@@ -390,10 +402,4 @@ fn put_file(parent: &OwnedFd, name: &std::ffi::OsStr, content: &[u8], mode: u32)
         }
         Err(errno) => Ok(Err(errno)),
     }
-}
-
-/// The target of a symlink that lies at `path`.
-pub(crate) fn target(root: &Root, path: &Path) -> Option<PathBuf> {
-    let (parent, name) = root.parent(path).ok()?;
-    readlinkat(&parent, name).ok().map(PathBuf::from)
 }

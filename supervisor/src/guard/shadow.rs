@@ -102,8 +102,9 @@ pub(crate) fn link(number: u32, within: &Path) -> Option<OsString> {
 
 /// Leaves only harmless keys in the host's configuration of a repository that came into being.
 pub(crate) fn clean(tree: &Tree, path: &Path, host: &[u8]) -> io::Result<()> {
-    let text = git_config::merge(b"", host, b"").map(|merged| merged.text).unwrap_or_default();
-    write_in_place(tree, path, text, host.len())
+    let mut text = git_config::merge(b"", host, b"").map(|merged| merged.text).unwrap_or_default();
+    pad(&mut text, host.len());
+    write_in_place(tree, path, &text)
 }
 
 /// The file that a flat name stands for; `None` for what jobs made beside it.
@@ -200,33 +201,46 @@ pub(crate) enum Manner {
     Locked,
 }
 
-/// Brings harmless keys that jobs changed to the host's configuration. Returns the keys that stay behind.
-pub(crate) fn merge(tree: &Tree, path: &Path, before: &[u8], private: &[u8], manner: Manner) -> io::Result<Vec<String>> {
+/// Brings harmless keys that jobs changed to the host's configuration. Returns the keys that stay behind, and what the
+/// host has now.
+pub(crate) fn merge(
+    tree: &Tree,
+    path: &Path,
+    before: &[u8],
+    private: &[u8],
+    manner: Manner,
+) -> io::Result<(Vec<String>, Vec<u8>)> {
     let (host, _) = match tree.root.read(path, LONGEST) {
         Ok(read) => read,
         // The host has removed it: nothing of the sandbox's comes back.
-        Err(Errno::ENOENT) => return Ok(Vec::new()),
+        Err(Errno::ENOENT) => return Ok((Vec::new(), Vec::new())),
         Err(errno) => return Err(errno.into()),
     };
-    let merged = match git_config::merge(before, private, &host) {
+    let mut merged = match git_config::merge(before, private, &host) {
         Ok(merged) => merged,
-        Err(unreadable) => return Ok(vec![unreadable.to_string()]),
+        Err(unreadable) => return Ok((vec![unreadable.to_string()], host)),
     };
     if merged.text != host {
         match manner {
-            Manner::InPlace => write_in_place(tree, path, merged.text, host.len())?,
+            Manner::InPlace => {
+                pad(&mut merged.text, host.len());
+                write_in_place(tree, path, &merged.text)?;
+            }
             Manner::Locked => write_locked(tree, path, &merged.text)?,
         }
     }
-    Ok(merged.refused)
+    Ok((merged.refused, merged.text))
 }
 
-/// One write of the new text, at least as long as the old one: empty lines at the end mean nothing, and a reader never
-/// sees a file that was cut.
-fn write_in_place(tree: &Tree, path: &Path, mut text: Vec<u8>, old: usize) -> io::Result<()> {
-    text.resize(text.len().max(old), b'\n');
+/// Empty lines at the end mean nothing, and a reader never sees a file that was cut.
+fn pad(text: &mut Vec<u8>, length: usize) {
+    text.resize(text.len().max(length), b'\n');
+}
+
+/// One write, so that a reader sees the old text or the new one.
+fn write_in_place(tree: &Tree, path: &Path, text: &[u8]) -> io::Result<()> {
     let fd = tree.root.at(path, OFlag::O_WRONLY | OFlag::O_NOFOLLOW, Mode::empty())?;
-    File::from(fd).write_all_at(&text, 0)
+    File::from(fd).write_all_at(text, 0)
 }
 
 fn write_locked(tree: &Tree, path: &Path, text: &[u8]) -> io::Result<()> {

@@ -126,7 +126,15 @@ impl Snapshot {
     pub(crate) fn take<R: Rules>(root: &Root, dev: u64, rules: &R, stamp: &str, old: Option<&Snapshot>) -> Result<Self, Errno> {
         let old = old.filter(|old| old.stamp == stamp && !old.dirs.is_empty());
         let taken = now();
-        let mut walk = Walk { root, dev, rules, dirs: Vec::new(), names: Vec::new(), buffer: Vec::with_capacity(BUFFER), renewed: Cell::new(false) };
+        let mut walk = Walk {
+            root,
+            dev,
+            rules,
+            dirs: Vec::new(),
+            names: Vec::new(),
+            buffer: Vec::with_capacity(BUFFER),
+            renewed: Cell::new(false),
+        };
         match old {
             None => walk.enter(ROOT, b"", Path::new(""), None)?,
             Some(old) => walk.refresh(old)?,
@@ -239,6 +247,11 @@ fn path_of(dirs: &[Dir], index: u32) -> PathBuf {
 impl Held {
     pub(crate) fn name(&self) -> &OsStr {
         OsStr::from_bytes(&self.name)
+    }
+
+    /// The same name with this in its place.
+    pub(crate) fn with(&self, is: Is, mode: u32) -> Self {
+        Self { is, mode, ..self.clone() }
     }
 
     /// Is this still what it was at a look at `taken`? Contents decide, where they are known.
@@ -409,11 +422,11 @@ impl<R: Rules> Walk<'_, R> {
                     let is_link = kind == SFlag::S_IFLNK;
                     let wanted = self.rules.wants(&scope, path, git_path.as_deref(), name, is_link);
                     if wanted != Wanted::No {
-                        let known = old.and_then(|(dir, taken)| {
-                            dir.held.iter().find(|held| held.name() == name).map(|held| (held, taken))
-                        });
+                        let known = old
+                            .and_then(|(dir, taken)| dir.held.iter().find(|held| held.name() == name).map(|held| (held, taken)));
                         held.extend(self.look_as(path, name, known, wanted));
-                    } else if is_link && git.is_none()
+                    } else if is_link
+                        && git.is_none()
                         && let Ok(target) = nix::fcntl::readlinkat(&fd, name)
                     {
                         links.push((name.as_bytes().to_vec(), target.into_encoded_bytes()));
