@@ -37,6 +37,14 @@ type Values<'f> = BTreeMap<&'f Name, Vec<Option<&'f [u8]>>>;
 /// # Errors
 /// When one of the texts is not configuration. Git is lenient nowhere, so this is not either.
 pub fn merge(before: &[u8], now: &[u8], host: &[u8]) -> Result<Merged, Unreadable> {
+    merge_with(before, now, host, &|_, _| false)
+}
+
+/// As [`merge`], and what `also` says of a key (`core.worktree`) and a value is good too.
+///
+/// # Errors
+/// As [`merge`].
+pub fn merge_with(before: &[u8], now: &[u8], host: &[u8], also: &dyn Fn(&str, &[u8]) -> bool) -> Result<Merged, Unreadable> {
     let (before, now) = (grammar::parse(before)?, grammar::parse(now)?);
     let mut host = grammar::parse(host)?;
     let mut refused = Vec::new();
@@ -51,7 +59,8 @@ pub fn merge(before: &[u8], now: &[u8], host: &[u8]) -> Result<Merged, Unreadabl
                 continue;
             }
             let change = allowed::Change { key, new: new_values, before: &old, now: &new, host: &known };
-            match change.is_allowed() {
+            let is_also = || new_values.iter().all(|value| value.is_some_and(|value| also(&key.to_string(), value)));
+            match change.is_allowed() || is_also() {
                 true => changes.push((key.clone(), new_values.iter().map(|value| value.map(<[u8]>::to_vec)).collect::<Vec<_>>())),
                 false => refused.push(key.to_string()),
             }
@@ -62,6 +71,13 @@ pub fn merge(before: &[u8], now: &[u8], host: &[u8]) -> Result<Merged, Unreadabl
         host = grammar::parse(&text)?;
     }
     Ok(Merged { text: host.text, refused })
+}
+
+/// The last value of a key without subsection, e.g. `core.hookspath`.
+pub fn value(text: &[u8], wanted: &str) -> Option<Vec<u8>> {
+    let file = grammar::parse(text).ok()?;
+    let entry = file.entries.iter().rev().find(|entry| entry.name.to_string() == wanted)?;
+    entry.value.clone()
 }
 
 fn values(file: &File) -> Values<'_> {

@@ -1,7 +1,7 @@
 //! `package.json`: what runs or is obeyed without being called by name.
 
 use super::judge::{Finding, list};
-use super::tree::{Tree, changed, json};
+use super::tree::{Tree, changed, strict_json as json};
 use crate::rule::{Keys, Text};
 
 /// Scripts that package managers run by themselves (npm-scripts, "Life Cycle Scripts").

@@ -101,8 +101,8 @@ pub(crate) fn link(number: u32, within: &Path) -> Option<OsString> {
 }
 
 /// Leaves only harmless keys in the host's configuration of a repository that came into being.
-pub(crate) fn clean(tree: &Tree, path: &Path, host: &[u8]) -> io::Result<()> {
-    let mut text = git_config::merge(b"", host, b"").map(|merged| merged.text).unwrap_or_default();
+pub(crate) fn clean(tree: &Tree, path: &Path, host: &[u8], also: &dyn Fn(&str, &[u8]) -> bool) -> io::Result<()> {
+    let mut text = git_config::merge_with(b"", host, b"", also).map(|merged| merged.text).unwrap_or_default();
     pad(&mut text, host.len());
     write_in_place(tree, path, &text)
 }
@@ -209,6 +209,7 @@ pub(crate) fn merge(
     before: &[u8],
     private: &[u8],
     manner: Manner,
+    also: &dyn Fn(&str, &[u8]) -> bool,
 ) -> io::Result<(Vec<String>, Vec<u8>)> {
     let (host, _) = match tree.root.read(path, LONGEST) {
         Ok(read) => read,
@@ -216,7 +217,7 @@ pub(crate) fn merge(
         Err(Errno::ENOENT) => return Ok((Vec::new(), Vec::new())),
         Err(errno) => return Err(errno.into()),
     };
-    let mut merged = match git_config::merge(before, private, &host) {
+    let mut merged = match git_config::merge_with(before, private, &host, also) {
         Ok(merged) => merged,
         Err(unreadable) => return Ok((vec![unreadable.to_string()], host)),
     };

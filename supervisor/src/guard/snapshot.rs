@@ -15,6 +15,7 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, Mode, SFlag};
 use serde::{Deserialize, Serialize};
 
+use super::rules::Alias;
 use crate::beneath::{Root, kind};
 
 /// Clocks of file systems are coarse before Linux 6.13: what changed at most this long before a look, in nanoseconds, may
@@ -36,6 +37,8 @@ pub(crate) struct Snapshot {
     taken: i64,
     /// Parents before children.
     dirs: Vec<Dir>,
+    /// Other places of guarded files that it was taken with.
+    pub(crate) aliases: Vec<Alias>,
     /// Was anything looked at closely since the snapshot before?
     #[serde(skip)]
     pub(crate) renewed: bool,
@@ -139,7 +142,7 @@ impl Snapshot {
             None => walk.enter(ROOT, b"", Path::new(""), None)?,
             Some(old) => walk.refresh(old)?,
         }
-        Ok(Self { stamp: stamp.to_owned(), taken, dirs: walk.dirs, renewed: walk.renewed.get() })
+        Ok(Self { stamp: stamp.to_owned(), taken, dirs: walk.dirs, aliases: Vec::new(), renewed: walk.renewed.get() })
     }
 
     /// All guarded entries: path, the git directory around it, and the entry.
