@@ -111,10 +111,14 @@ fn guard(out: &Path) -> Result<(), Failure> {
             }
         }
     }
-    fs::write(out.join("guard.rules"), postcard::to_stdvec(&rules)?)?;
-    let reports: Vec<bool> = rules.iter().map(|rule| rule.action == Action::Report).collect();
-    let mut code = String::from("static RULE_BYTES: &[u8] = include_bytes!(concat!(env!(\"OUT_DIR\"), \"/guard.rules\"));\n");
-    writeln!(code, "static REPORTS: [bool; {}] = {reports:?};", reports.len())?;
+    let outside = |rule: &Rule| rule.action == Action::Report && !rule.packages;
+    let outside: Vec<bool> = rules.iter().map(outside).collect();
+    let mut code = String::from("static BYTES: &[&[u8]] = &[\n");
+    for rule in &rules {
+        writeln!(code, "&{:?},", postcard::to_stdvec(rule)?)?;
+    }
+    code.push_str("];\n");
+    writeln!(code, "static OUTSIDE: [bool; {}] = {outside:?};", outside.len())?;
     index(&mut code, "TREE", &Index::new(tree))?;
     index(&mut code, "GIT", &Index::new(git))?;
     fs::write(out.join("guard.rs"), code)?;
