@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2};
@@ -47,6 +47,14 @@ impl Root {
         }
     }
 
+    /// Sees that entries of a directory of ours can be changed.
+    ///
+    /// # Errors
+    /// EACCES when they cannot.
+    pub(crate) fn make_writable(&self, directory: &Path) -> Result<(), Errno> {
+        if self.open_up(directory) { Ok(()) } else { Err(Errno::EACCES) }
+    }
+
     /// Gives the first directory on the way to `relative` that cannot be read, searched or written all rights of its owner.
     fn open_up(&self, relative: &Path) -> bool {
         if !self.insists.get() || self.opened.borrow().len() >= MOST_OPENED {
@@ -74,6 +82,9 @@ impl Root {
     /// ELOOP for a symlink, EXDEV for a path that leads above.
     pub(crate) fn at(&self, relative: &Path, flags: OFlag, mode: Mode) -> Result<OwnedFd, Errno> {
         let relative = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
+        if relative.as_os_str().len() > LONGEST_PATH {
+            return self.at_long(relative, flags, mode);
+        }
         let flags = flags | OFlag::O_CLOEXEC;
         let how = OpenHow::new()
             .flags(flags)
@@ -89,6 +100,25 @@ impl Root {
                 other => return other,
             }
         }
+    }
+
+    /// In parts that the kernel takes, PATH_MAX of limits.h.
+    fn at_long(&self, relative: &Path, flags: OFlag, mode: Mode) -> Result<OwnedFd, Errno> {
+        let (mut first, mut rest) = (PathBuf::new(), PathBuf::new());
+        for name in relative.components() {
+            let to = if rest.as_os_str().is_empty() && first.as_os_str().len() + name.as_os_str().len() < LONGEST_PATH {
+                &mut first
+            } else {
+                &mut rest
+            };
+            to.push(name);
+        }
+        let step = self.at(&first, OFlag::O_PATH | OFlag::O_DIRECTORY, Mode::empty())?;
+        let step = Self::from_fd(step);
+        step.insists.set(self.insists.get());
+        let found = step.at(&rest, flags, mode);
+        self.opened.borrow_mut().append(&mut step.opened.borrow_mut());
+        found
     }
 
     fn at_by_name(&self, relative: &Path, flags: OFlag, mode: Mode) -> Result<OwnedFd, Errno> {
@@ -160,6 +190,9 @@ impl Drop for Root {
         self.close_up();
     }
 }
+
+/// Bytes of a path that one call takes, with a margin below PATH_MAX.
+const LONGEST_PATH: usize = 3500;
 
 /// Directories that are held open to take back the rights that they were given.
 const MOST_OPENED: usize = 256;

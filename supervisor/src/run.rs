@@ -45,7 +45,7 @@ fn guard_trees(prepared: &mut Prepared, command: &[OsString], log: &mut Log) -> 
             guard::tell(&outcome, log)?;
         }
     }
-    let guards = Guards::begin(&prepared.plan, &prepared.policy.guard, state_dir, command)?;
+    let guards = Guards::begin(&prepared.plan, &prepared.policy.guard, &prepared.caller, command)?;
     if let Some(shadow) = guards.as_ref().map(Guards::shadow).transpose()?.flatten() {
         engine::show_shadow(&mut prepared.plan, shadow);
     }

@@ -144,7 +144,7 @@ impl Guards {
             for (path, before, now) in &private.configs {
                 if let Is::File(new) = &now.is {
                     let old = shadow::text(before.as_ref());
-                    let also = |key: &str, value: &[u8]| rules.is_worktree_of(&repository.git, key, value);
+                    let also = |key: &str, value: &[u8]| rules.leads_well(&repository.git, key, value);
                     let (_, text) = shadow::merge(tree, path, old, new, Manner::InPlace, &also)?;
                     if let Some(live) = &mut self.live {
                         live.merged.insert((index, path.clone()), text);
@@ -199,6 +199,7 @@ impl Guards {
             let path = tree.path.clone();
             let begun = take_away(&self.run, &self.record, tree, &rules, &self.trees[index].1, &now)?;
             self.outcome.put_aside.extend(begun.put_aside);
+            self.outcome.failed.extend(begun.failed);
             for git in bad {
                 self.shadow_new(index, &now, git)?;
             }
@@ -240,7 +241,7 @@ impl Guards {
         let now = look(tree, &rules, None)?;
         for (path, around, held) in now.held().filter(|(_, around, _)| around.as_deref() == Some(git)) {
             let Some(rule) = rules.rule(&path, around.as_deref()) else { continue };
-            let also = |key: &str, value: &[u8]| rules.is_worktree_of(git, key, value);
+            let also = |key: &str, value: &[u8]| rules.leads_well(git, key, value);
             let is_config = path.file_name().is_some_and(|name| shadow::CONFIGS.iter().any(|config| name == *config));
             match (decide(rule, None, held, false, &also), &held.is) {
                 (Decision::PutAside { .. }, Is::File(content)) if is_config => {
@@ -280,14 +281,14 @@ fn take_away(
     let about = About::of(run, record);
     let mut settler = Settler::new(tree, rules, &about)?;
     for candidate in settler.judge_all(changes, now)? {
-        settler.put_aside(candidate)?;
+        settler.put_aside(candidate);
     }
     Ok(settler.outcome)
 }
 
 /// Would a host tool that looks into this repository run something?
 fn runs_something(rules: &TreeRules<'_>, now: &Snapshot, git: &Path) -> bool {
-    let also = |key: &str, value: &[u8]| rules.is_worktree_of(git, key, value);
+    let also = |key: &str, value: &[u8]| rules.leads_well(git, key, value);
     now.held().filter(|(_, around, _)| around.as_deref() == Some(git)).any(|(path, around, held)| {
         let inside = path.strip_prefix(git).unwrap_or(&path);
         let shadowed = inside.starts_with("hooks") || shadow::CONFIGS.iter().any(|config| inside == Path::new(config));

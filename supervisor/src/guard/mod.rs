@@ -26,6 +26,7 @@ use hermes_backends::compile::shadow::Shadow;
 use hermes_backends::plan::{MountStep, PathRights, Plan, Source, Tier};
 use hermes_backends::wire::Cover;
 use hermes_profiles::guard::Check;
+use hermes_profiles::guard::Selector;
 use hermes_profiles::{GuardRules, ospath};
 use nix::sys::statfs::fstatfs;
 use std::os::unix::fs::MetadataExt;
@@ -34,6 +35,7 @@ use crate::error::Error;
 use crate::events::{Event, Log};
 use crate::output;
 use crate::state::Tree;
+use hermes_profiles::Caller;
 use quarantine::{Quarantine, Stage};
 use rules::TreeRules;
 use run::{Readable, Record, Repository, Run, TreeRecord};
@@ -100,6 +102,10 @@ fn recover_one(state_dir: &Path, run: Run, record: Option<Record>) -> Result<Out
             .map_err(|e| cannot("read what is known from before a killed run in", &dir, &e))?;
         settle_tree(&run, &record, of_tree, &tree, &baseline, &mut outcome)?;
     }
+    if let Some((path, why)) = outcome.failed.first() {
+        return Err(Error::setup(format!("cannot put aside {}, which a killed run left: {why}", output::path(path)))
+            .hint("remove it, or make it removable; nothing may start before, because it would count as what was there"));
+    }
     run.end().map_err(|e| cannot("remove", &dir, &e))?;
     Ok(outcome)
 }
@@ -109,17 +115,12 @@ impl Guards {
     ///
     /// # Errors
     /// The state directory or a quarantine cannot be written, or a killed run cannot be settled.
-    pub(crate) fn begin(
-        plan: &Plan,
-        rules: &GuardRules,
-        state_dir: Option<&Path>,
-        command: &[OsString],
-    ) -> Result<Option<Self>, Error> {
+    pub(crate) fn begin(plan: &Plan, rules: &GuardRules, caller: &Caller, command: &[OsString]) -> Result<Option<Self>, Error> {
         let paths = writable_trees(plan);
         if paths.is_empty() {
             return Ok(None);
         }
-        let state_dir = state_dir.ok_or_else(|| {
+        let state_dir = caller.state_dir.as_deref().ok_or_else(|| {
             Error::setup("there is no home directory to keep in it what is put aside").hint("set HOME or XDG_STATE_HOME")
         })?;
         let readable = readable(plan);
@@ -148,7 +149,7 @@ impl Guards {
             init: None,
             profile: plan.profile.clone(),
             command: words.join(" "),
-            rules: rules.clone(),
+            rules: with_path(rules, caller, &trees),
             trees: records,
             readable,
         };
@@ -181,13 +182,17 @@ impl Guards {
             let known = tree.state.join("index");
             let old: Option<Snapshot> = store::read_if_known(&known).map_err(failed)?;
             let aliases = old.as_ref().map(|old| old.aliases.clone()).unwrap_or_default();
-            let tree_rules = TreeRules::new(rules, &tree.path, &record.skips, readable).with_aliases(&aliases);
+            let mut tree_rules = TreeRules::new(rules, &tree.path, &record.skips, readable).with_aliases(&aliases);
             tree.root.insist(true);
             let mut now = look(tree, &tree_rules, old.as_ref()).map_err(failed)?;
-            let aliases = tree_rules.aliases_of(&now);
-            if aliases != now.aliases {
-                // What they lead to may have been passed by.
-                now = look(tree, &tree_rules.with_aliases(&aliases), None).map_err(failed)?;
+            for _ in 0..MOST_STEPS {
+                let aliases = tree_rules.aliases_of(&now);
+                if aliases == now.aliases {
+                    break;
+                }
+                // What they lead to may have been passed by, and may lead on.
+                tree_rules = tree_rules.with_aliases(&aliases);
+                now = look(tree, &tree_rules, None).map_err(failed)?;
             }
             if now.renewed {
                 store::write(&known, &now).map_err(failed)?;
@@ -266,14 +271,20 @@ impl Guards {
                 settle_tree(&self.run, &self.record, record, tree, baseline, &mut outcome)?;
             }
         }
-        let dir = self.run.dir.clone();
-        self.run.end().map_err(|e| cannot("remove", &dir, &e))?;
+        // What could not be settled is left to the next command.
+        if outcome.failed.is_empty() {
+            let dir = self.run.dir.clone();
+            self.run.end().map_err(|e| cannot("remove", &dir, &e))?;
+        }
         Ok(outcome)
     }
 }
 
 /// Commits that sandboxes made, by git directory: what only they hold is no excuse for the next one.
 type Distrusted = Vec<(PathBuf, history::Id)>;
+
+/// How far symlinks and includes are followed from one to the next.
+const MOST_STEPS: usize = 5;
 
 /// Commits that are remembered of one tree.
 const MOST_DISTRUSTED: usize = 4096;
@@ -299,6 +310,24 @@ fn pointers(now: &Snapshot) -> Vec<(PathBuf, PathBuf)> {
         _ => None,
     });
     leads.collect()
+}
+
+/// Programs in a directory of the caller's `PATH` are run by name, whatever they are called.
+fn with_path(rules: &GuardRules, caller: &Caller, trees: &[(Tree, Snapshot)]) -> GuardRules {
+    let mut rules = rules.clone();
+    for directory in caller.variable("PATH").into_iter().flat_map(std::env::split_paths) {
+        let real = std::fs::canonicalize(&directory).unwrap_or(directory);
+        if let Some(text) = real.to_str().filter(|_| trees.iter().any(|(tree, _)| real.starts_with(&tree.path))) {
+            rules.add.push(Selector::Absolute(escape_glob(text)));
+        }
+    }
+    rules
+}
+
+/// A path as a glob that means it alone.
+fn escape_glob(text: &str) -> String {
+    let special = |c| matches!(c, '*' | '?' | '[' | ']' | '{' | '}' | '\\' | '!');
+    text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
 }
 
 fn look(tree: &Tree, rules: &TreeRules<'_>, old: Option<&Snapshot>) -> io::Result<Snapshot> {
@@ -334,14 +363,15 @@ fn settle_tree(
         settler.resume()?;
         for repository in &of_tree.repositories {
             if let Some(number) = repository.shadow {
-                settler.settle_shadow(&run.dir, baseline, &repository.git, number)?;
+                let settled = settler.settle_shadow(&run.dir, baseline, &repository.git, number);
+                settler.note(&repository.git, settled);
             }
         }
         let now = look(tree, &rules, Some(baseline))?;
         let candidates = settler.judge(baseline, &now)?;
         let changed = !candidates.is_empty();
         for candidate in excuse(of_tree, candidates) {
-            settler.put_aside(candidate)?;
+            settler.put_aside(candidate);
         }
         distrust(of_tree, tree)?;
         for repository in of_tree.repositories.iter().filter(|repository| repository.made_hooks) {
@@ -441,7 +471,9 @@ impl Settler<'_> {
         for (id, entry) in self.quarantine.list()? {
             if entry.run == self.about.run && entry.stage == Stage::Copied {
                 let instead = self.instead(id, &entry)?;
-                self.finish(id, entry, instead)?;
+                let path = entry.path.clone();
+                let done = self.finish(id, entry, instead);
+                self.note(&path, done);
             }
         }
         Ok(())
@@ -453,7 +485,7 @@ impl Settler<'_> {
         for (path, before, now) in private.configs {
             let Some(rule) = self.rules.rule(&path, Some(git)) else { continue };
             let old = shadow::text(before.as_ref());
-            let also = |key: &str, value: &[u8]| self.rules.is_worktree_of(git, key, value);
+            let also = |key: &str, value: &[u8]| self.rules.leads_well(git, key, value);
             let refused = match &now.is {
                 Is::File(new) => shadow::merge(self.tree, &path, old, new, Manner::Locked, &also)?.0,
                 _ => vec!["what is not a file".to_owned()],
@@ -564,6 +596,12 @@ pub(crate) fn tell(outcome: &Outcome, log: &mut Log) -> Result<(), Error> {
         output::complain(&format!(
             "{} wait for approval; `hermes-sandbox quarantine list` says more",
             some(staged.iter().map(|entry| entry.path.as_path()))
+        ));
+    }
+    for (path, why) in &outcome.failed {
+        output::complain(&format!(
+            "cannot put aside {}: {why}; the next command in this workspace tries again",
+            output::path(path)
         ));
     }
     if !outcome.reported.is_empty() {

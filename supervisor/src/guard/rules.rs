@@ -29,13 +29,22 @@ pub(crate) struct TreeRules<'p> {
     skips: BTreeSet<PathBuf>,
     readable: &'p Readable,
     aliases: Vec<Alias>,
+    /// The tree's own name, when it is one of a directory that holds guarded files.
+    own: Option<PathBuf>,
 }
 
 impl<'p> TreeRules<'p> {
     /// For the tree at `tree`; what `skips` name in it the sandbox cannot write.
     pub(crate) fn new(rules: &'p GuardRules, tree: &Path, skips: &[PathBuf], readable: &'p Readable) -> Self {
         let skips = skips.iter().cloned().collect();
-        Self { guard: Guard::new(rules, tree), tree: tree.to_owned(), skips, readable, aliases: Vec::new() }
+        let guard = Guard::new(rules, tree);
+        let name = tree.file_name().unwrap_or_default();
+        let top = Path::new("");
+        // What is guarded as a whole was granted as a whole.
+        let part = guard.whole(&guard.scope(Path::new(name))).is_none();
+        let own = part && guard.rule_for_link(&guard.scope(top), top, name).is_some();
+        let own = own.then(|| PathBuf::from(name));
+        Self { guard, tree: tree.to_owned(), skips, readable, aliases: Vec::new(), own }
     }
 
     /// The same with other places of guarded files.
@@ -59,11 +68,17 @@ impl<'p> TreeRules<'p> {
                     let at = self.inside(&directory.join(OsStr::from_bytes(target)));
                     aliases.extend(at.filter(|at| *at != path).map(|at| Alias { at, seen: Some(path.clone()) }));
                 }
-                Is::File(content) if path.file_name().is_some_and(|name| name == "config") => {
-                    let named = git_config::value(content, "core.hookspath");
+                Is::File(content) if self.rule(&path, git.as_deref()).is_some_and(|rule| rule.check == Check::GitConfig) => {
                     let top = git.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
-                    let at = named.and_then(|named| self.inside(&top.join(OsStr::from_bytes(&named))));
-                    aliases.extend(at.map(|at| Alias { at, seen: None }));
+                    for (key, value) in git_config::entries(content) {
+                        let value = Path::new(OsStr::from_bytes(&value));
+                        if key == "core.hookspath" {
+                            aliases.extend(self.inside(&top.join(value)).map(|at| Alias { at, seen: None }));
+                        } else if key == "include.path" || (key.starts_with("includeif.") && key.ends_with(".path")) {
+                            let seen = Some(PathBuf::from(".git/config"));
+                            aliases.extend(self.inside(&directory.join(value)).map(|at| Alias { at, seen }));
+                        }
+                    }
                 }
                 _ => {}
             }
@@ -111,7 +126,8 @@ impl<'p> TreeRules<'p> {
             None if link => self.guard.rule_for_link(scope, directory, name),
             None => self.guard.rule(scope, directory, name),
         };
-        rule.or_else(|| self.aliases.iter().find_map(|alias| self.by_alias(alias, directory, name)))
+        let by_own_name = || self.own.as_ref().and_then(|own| self.guard.rule_for(&own.join(directory).join(name)));
+        rule.or_else(by_own_name).or_else(|| self.aliases.iter().find_map(|alias| self.by_alias(alias, directory, name)))
     }
 
     fn by_alias(&self, alias: &Alias, directory: &Path, name: &OsStr) -> Option<&Rule> {
@@ -163,8 +179,17 @@ impl<'p> TreeRules<'p> {
         })
     }
 
-    /// May the configuration of the git directory `git` say that its working tree is `value`? That of a submodule does.
-    pub(crate) fn is_worktree_of(&self, git: &Path, key: &str, value: &[u8]) -> bool {
+    /// What the configuration of the git directory `git` may say because of where it leads: to a working tree, as that of a
+    /// submodule does, or to a remote in this tree, whose hooks are guarded as well.
+    pub(crate) fn leads_well(&self, git: &Path, key: &str, value: &[u8]) -> bool {
+        let key = key.to_ascii_lowercase();
+        let is_address = key.ends_with(".url") || key.ends_with(".pushurl");
+        if is_address {
+            let plain = !value.starts_with(b"-") && !value.contains(&b':') && !value.iter().any(u8::is_ascii_control);
+            let top = git.parent().unwrap_or(Path::new(""));
+            return plain && self.inside(&top.join(OsStr::from_bytes(value))).is_some();
+        }
+
         let names = || git.components().map(Component::as_os_str);
         let module = names().zip(names().skip(1)).any(|(above, name)| above == ".git" && name == "modules");
         let leads = self.inside(&git.join(OsStr::from_bytes(value)));

@@ -143,6 +143,8 @@ pub(crate) struct Outcome {
     pub(crate) reported: Vec<(PathBuf, String, String)>,
     /// Guarded files that are gone.
     pub(crate) deleted: Vec<PathBuf>,
+    /// What could not be settled, and why not.
+    pub(crate) failed: Vec<(PathBuf, String)>,
 }
 
 /// Brings a tree back in steps.
@@ -202,11 +204,17 @@ impl<'a> Settler<'a> {
             }
             let approved = self.approved.has(&rule.id, &change.path, &held.is, held.mode);
             let git = change.git.clone().unwrap_or_default();
-            let also = |key: &str, value: &[u8]| self.rules.is_worktree_of(&git, key, value);
+            let also = |key: &str, value: &[u8]| self.rules.leads_well(&git, key, value);
             match decide(rule, change.before.as_ref(), held, approved, &also) {
-                Decision::Keep => self.keep(&change)?,
+                Decision::Keep => {
+                    let kept = self.keep(&change);
+                    self.note(&change.path, kept);
+                }
                 Decision::Report(why) => self.outcome.reported.push((change.path, why, rule.id.to_string())),
-                Decision::Rewrite(text) => self.rewrite(&change, text)?,
+                Decision::Rewrite(text) => {
+                    let rewritten = self.rewrite(&change, text);
+                    self.note(&change.path, rewritten);
+                }
                 Decision::PutAside { why, instead } => candidates.push(Candidate { change, rule, why, instead }),
             }
         }
@@ -226,6 +234,13 @@ impl<'a> Settler<'a> {
         let why = "a symlink to what the sandbox could not read".to_owned();
         let change = Change { path, git: None, before, now: Some(held) };
         Some(Candidate { change, rule, why, instead })
+    }
+
+    /// One file that cannot be settled must not keep others from it.
+    pub(crate) fn note(&mut self, path: &Path, outcome: io::Result<()>) {
+        if let Err(e) = outcome {
+            self.outcome.failed.push((path.to_owned(), e.to_string()));
+        }
     }
 
     /// A kept file gets an inode of its own when other names lead to it: they may be anywhere, and writable.
@@ -260,7 +275,7 @@ impl<'a> Settler<'a> {
         if config && entry.what == What::File {
             let old = if matches!(entry.before, Before::File(_)) { before.as_slice() } else { &[] };
             let git = entry.path.parent().unwrap_or(Path::new(""));
-            let also = |key: &str, value: &[u8]| self.rules.is_worktree_of(git, key, value);
+            let also = |key: &str, value: &[u8]| self.rules.leads_well(git, key, value);
             if let Ok(merged) = git_config::merge_with(old, &self.quarantine.content(id)?, old, &also) {
                 return Ok(Some((Is::File(merged.text), entry.mode & 0o666)));
             }
@@ -328,7 +343,13 @@ impl<'a> Settler<'a> {
     }
 
     /// Puts aside what nothing excuses.
-    pub(crate) fn put_aside(&mut self, candidate: Candidate<'_>) -> io::Result<()> {
+    pub(crate) fn put_aside(&mut self, candidate: Candidate<'_>) {
+        let path = candidate.change.path.clone();
+        let done = self.try_put_aside(candidate);
+        self.note(&path, done);
+    }
+
+    fn try_put_aside(&mut self, candidate: Candidate<'_>) -> io::Result<()> {
         let Candidate { change, rule, why, instead } = candidate;
         let Some(now) = change.now else { return Ok(()) };
         let (entry, content, old) = self.entry(&change.path, rule, why, &now, change.before.as_ref());
@@ -359,9 +380,16 @@ impl<'a> Settler<'a> {
 
     fn take_away(&self, parent: &OwnedFd, name: &std::ffi::OsStr, id: u64, entry: &Entry) -> io::Result<()> {
         let away = format!(".hermes-sandbox-{}-{id}", self.about.run);
-        match renameat2(parent, name, parent, away.as_str(), RenameFlags::RENAME_NOREPLACE) {
+        let take = || renameat2(parent, name, parent, away.as_str(), RenameFlags::RENAME_NOREPLACE);
+        let taken = take().or_else(|errno| match errno {
+            Errno::EACCES => {
+                self.tree.root.make_writable(entry.path.parent().unwrap_or(Path::new("")))?;
+                take()
+            }
+            errno => Err(errno),
+        });
+        match taken {
             Ok(()) | Err(Errno::EEXIST | Errno::ENOENT) => {}
-            Err(Errno::EPERM | Errno::EACCES | Errno::EROFS) => return Err(stuck(entry, parent, name)),
             Err(errno) => return Err(errno.into()),
         }
         let moved = Root::from_fd(parent.try_clone()?);
@@ -401,21 +429,6 @@ impl<'a> Settler<'a> {
             Err(errno) => Err(errno.into()),
         }
     }
-}
-
-fn stuck(entry: &Entry, parent: &OwnedFd, name: &std::ffi::OsStr) -> io::Error {
-    let immutable = Root::from_fd(match parent.try_clone() {
-        Ok(fd) => fd,
-        Err(e) => return e,
-    })
-    .stat(Path::new(name))
-    .is_ok();
-    let why = if immutable {
-        "it cannot be removed (immutable, or in a directory that cannot be written)"
-    } else {
-        "it cannot be reached"
-    };
-    io::Error::new(io::ErrorKind::PermissionDenied, format!("{}: {why}", crate::output::path(&entry.path)))
 }
 
 /// Puts a fresh file or symlink at a free name. Something that is there by now is somebody's own and stays.

@@ -120,7 +120,7 @@ fn hooks(tree: &Tree, git: &Path) -> io::Result<Hooks> {
     Ok(match tree.root.stat(&path) {
         Ok(stat) if kind(&stat) == SFlag::S_IFDIR => Hooks::There,
         Err(Errno::ENOENT) => {
-            let (parent, name) = tree.root.parent(&path)?;
+            let Ok((parent, name)) = tree.root.parent(&path) else { return Ok(Hooks::Not) };
             // Where it cannot be made, no job makes it either.
             let made = mkdirat(&parent, name, Mode::from_bits_truncate(0o755));
             if made.is_ok() { Hooks::Made } else { Hooks::Not }
@@ -213,8 +213,8 @@ pub(crate) fn merge(
 ) -> io::Result<(Vec<String>, Vec<u8>)> {
     let (host, _) = match tree.root.read(path, LONGEST) {
         Ok(read) => read,
-        // The host has removed it: nothing of the sandbox's comes back.
-        Err(Errno::ENOENT) => return Ok((Vec::new(), Vec::new())),
+        // The host has removed or replaced it: nothing of the sandbox's comes back.
+        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EINVAL) => return Ok((Vec::new(), Vec::new())),
         Err(errno) => return Err(errno.into()),
     };
     let mut merged = match git_config::merge_with(before, private, &host, also) {

@@ -336,6 +336,10 @@ impl<R: Rules> Walk<'_, R> {
             let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
             let at = if path.as_os_str().is_empty() { Path::new(".") } else { path };
             let stat = match nix::sys::stat::fstatat(self.root, at, flags) {
+                Err(Errno::ENAMETOOLONG | Errno::EACCES) => self.root.stat(path),
+                other => other,
+            };
+            let stat = match stat {
                 Ok(stat) if kind(&stat) == SFlag::S_IFDIR && stat.st_dev == self.dev => stat,
                 Ok(_) | Err(_) if parent != ROOT => {
                     self.renewed.set(true);
