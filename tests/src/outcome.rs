@@ -192,9 +192,9 @@ impl Outcome {
 pub struct Live(Option<Child>);
 
 impl Live {
-    /// Starts it, without input.
+    /// Starts it, without input, in a process group of its own, so that nothing it does to its group meets the test.
     pub fn start(command: &mut Command) -> Self {
-        let child = command.stdin(Stdio::null()).spawn();
+        let child = command.stdin(Stdio::null()).process_group(0).spawn();
         Self(Some(child.unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"))))
     }
 

@@ -22,7 +22,9 @@ import mmap, os, time
 f = os.open('.envrc', os.O_RDWR); m = mmap.mmap(f, 0)
 m[0:3] = b'OWN'; time.sleep(1); m[0:5] = b'PLANT'; os.kill(os.getpid(), 9)\" || true";
 
-const SOCKET: &str = "rm .envrc; /usr/bin/python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('.envrc')\"";
+/// With Landlock alone there are no such sockets.
+const SOCKET: &str =
+    "mv .envrc x; /usr/bin/python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('.envrc')\" 2>/dev/null || mv x .envrc";
 
 /// Writes on until it is killed, in vain where a sandbox has ended; without one for three seconds.
 const WRITER: &str =
@@ -402,9 +404,8 @@ fn a_workspace_that_holds_its_own_state_is_refused_or_safe() {
     let sandbox = sandbox.env("XDG_STATE_HOME", &state);
     let run = sandbox
         .sh("mkdir -p state/hermes-sandbox; find state -type f -exec sh -c 'echo FORGED > \"$1\"' _ {} ';'; echo PLANT > .envrc");
-    assert!(!sandbox.workspace.join(".envrc").exists() || run.code() == 0, "{}", run.report());
+    assert!(!sandbox.workspace.join(".envrc").exists(), "{}", run.report());
     if run.code() != 125 {
-        assert!(!sandbox.workspace.join(".envrc").exists());
         let forged = hermes_tests::run_to_end(sandbox.plain_command("grep").args(["-rl", "FORGED"]).arg(&state));
         assert_eq!(forged.out(), "", "the state was written from inside");
     }

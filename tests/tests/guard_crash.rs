@@ -149,7 +149,8 @@ fn edit(sandbox: &Sandbox, round: u64, stop: &AtomicBool) -> Edits {
 fn children(pid: u32) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let text: String = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok()).collect();
-    text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+    // One that is just being reaped shows as 0, which to kill() means our own process group.
+    text.split_whitespace().filter_map(|word| word.parse().ok()).filter(|pid| *pid > 1).collect()
 }
 
 fn descendants(pid: u32) -> Vec<u32> {

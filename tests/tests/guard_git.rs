@@ -24,7 +24,7 @@ type Plant = (&'static str, When, &'static str, &'static str, &'static str);
 
 /// Shell functions of all steps.
 const PRELUDE: &str = r#"
-export GIT_TERMINAL_PROMPT=0
+export GIT_TERMINAL_PROMPT=0 EDITOR=true
 umask 022
 script() { mkdir -p "$(dirname "$1")"; printf '#!/bin/sh\n%s\n' "$FIRE" > "$1"; chmod +x "$1"; }
 hook() { mkdir -p "$1/hooks"; script "$1/hooks/post-index-change"; }
@@ -245,8 +245,8 @@ impl Field {
         sandbox.write(sandbox.home.join(".gitconfig"), GITCONFIG);
         fs::create_dir(sandbox.outside.join("fired")).unwrap();
         let field = Self { sandbox, plants: PLANTS.iter().filter(|plant| wanted(plant)).collect() };
-        let template = "set -e; mkdir g; git init -q subsrc; cd subsrc; for i in 1 2 3; do echo $i > a; git add a; git commit -qm $i; done; cd ..; \
-            git clone -q subsrc tmpl; cd tmpl; git remote set-url origin https://example.invalid/repo.git; \
+        let template = "set -e; mkdir g; git init -q --template= subsrc; cd subsrc; for i in 1 2 3; do echo $i > a; git add a; git commit -qm $i; done; cd ..; \
+            git clone -q --template= subsrc tmpl; cd tmpl; git remote set-url origin https://example.invalid/repo.git; \
             git checkout -qb side; echo side > a; git commit -qam side; git checkout -q main; echo main > a; git commit -qam main; mkdir -p .git/hooks";
         field.sandbox.plain_sh(template).ok();
         let names: String = field.plants.iter().map(|plant| format!("cp -r tmpl g/{}; ", plant.0)).collect();
@@ -285,8 +285,8 @@ impl Field {
     }
 
     /// Every plant fires when made without a sandbox.
-    fn control(wanted: impl Fn(&Plant) -> bool) {
-        let field = Self::new(&[], wanted);
+    fn control() {
+        let field = Self::new(&[], |_| true);
         field.sandbox.plain_sh(&field.each(|plant| plant.3)).ok();
         field.forget();
         field.pull_the_triggers();
@@ -310,7 +310,7 @@ impl Field {
 #[test]
 fn what_is_planted_into_git_does_not_run_on_the_host_afterwards() {
     need!("git");
-    Field::control(|_| true);
+    Field::control();
     let (field, run) = Field::after_the_end(&[]);
     run.clear_message();
     assert!(run.err().contains("quarantine list"), "{}", run.report());
@@ -342,9 +342,8 @@ fn no_landlock() -> Option<String> {
 #[test]
 fn what_is_planted_into_git_does_not_run_while_the_sandbox_lives() {
     need!("git");
-    let wanted = |plant: &Plant| plant.1 == Alive;
-    Field::control(wanted);
-    let field = Field::new(&[], wanted);
+    // That all fire without a sandbox is shown above.
+    let field = Field::new(&[], |plant| plant.1 == Alive);
     let plant = field.each(|plant| plant.3) + "\ntouch planted; while [ ! -e go ]; do sleep 0.02; done";
     let mut child = Live::start(field.sandbox.inside(["/bin/sh", "-c", &plant]).stderr(Stdio::null()));
     assert!(wait_until(60, || field.sandbox.workspace.join("planted").exists()));
