@@ -7,6 +7,7 @@ mod engine;
 mod error;
 mod events;
 mod explain;
+mod guard_rules;
 mod needs;
 mod output;
 mod pages;
