@@ -213,10 +213,9 @@ impl<'p> Guard<'p> {
     pub fn scope(&self, directory: &Path) -> Scope {
         let directory = relative(directory);
         let mut scope = Scope { policy: self.whole, ..Scope::default() };
-        let mut end = 0;
-        while end < directory.len() {
-            let start = if end == 0 { 0 } else { end + 1 };
-            end = directory[start..].iter().position(|byte| *byte == b'/').map_or(directory.len(), |at| start + at);
+        let mut start = 0;
+        while start < directory.len() {
+            let end = directory[start..].iter().position(|byte| *byte == b'/').map_or(directory.len(), |at| start + at);
             let (above, name) = (&directory[..start.saturating_sub(1)], &directory[start..end]);
             scope.policy = min(scope.policy, self.glob(above, name));
             if name == b".git" {
@@ -228,6 +227,7 @@ impl<'p> Guard<'p> {
             if scope.git.is_none() {
                 scope.below = min(scope.below, self.ships(above, name, true, scope.packages));
             }
+            start = end + 1;
         }
         scope
     }

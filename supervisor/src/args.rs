@@ -90,6 +90,13 @@ pub(crate) enum Explain {
         #[command(flatten)]
         explain: Box<ExplainArgs>,
     },
+    /// Files that tools of the host run or obey later: which rule holds for a path, or all rules
+    Guard {
+        /// The path
+        path: Option<PathBuf>,
+        #[command(flatten)]
+        explain: Box<ExplainArgs>,
+    },
     /// The whole policy after includes, files and options
     Policy {
         #[command(flatten)]

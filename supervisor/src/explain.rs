@@ -10,6 +10,7 @@ use hermes_backends::local::seccomp::Arch;
 use crate::args::{Explain, ExplainArgs};
 use crate::engine;
 use crate::error::Error;
+use crate::guard_rules;
 use crate::output::{self, clean};
 use crate::policy;
 use crate::prepare;
@@ -37,6 +38,7 @@ pub(crate) fn explain(what: Explain) -> Result<u8, Error> {
             let answer = env_answer(&name, &explain)?;
             (explain, answer)
         }
+        Explain::Guard { path, explain } => return guard_answer(path.as_deref(), &explain).map(|()| 0),
         Explain::Policy { explain } => return policy_answer(&explain).map(|()| 0),
     };
     if args.json {
@@ -68,6 +70,20 @@ fn env_answer(name: &str, args: &ExplainArgs) -> Result<Answer, Error> {
     let (caller, resolved) = prepare::policy(&args.policy)?;
     let mine = caller.variables.iter().find(|(key, _)| key.as_os_str() == name).map(|(_, value)| value.as_os_str());
     Ok(explain::explain_env(&resolved.policy.environment, OsStr::new(name), mine))
+}
+
+fn guard_answer(path: Option<&Path>, args: &ExplainArgs) -> Result<(), Error> {
+    let (caller, resolved) = prepare::policy(&args.policy)?;
+    let policy = &resolved.policy;
+    match path {
+        None if args.json => output::print_json(&guard_rules::all(policy)),
+        None => output::print(&guard_rules::as_table(policy)),
+        Some(path) => {
+            let path = absolute(path, &caller.cwd, caller.home.as_deref());
+            let answer = guard_rules::about(policy, &path, |path| path.canonicalize().ok());
+            if args.json { output::print_json(&answer) } else { output::print(&answer.as_text()) }
+        }
+    }
 }
 
 fn policy_answer(args: &ExplainArgs) -> Result<(), Error> {

@@ -9,6 +9,7 @@ mod error;
 mod events;
 mod explain;
 mod guard;
+mod guard_rules;
 mod needs;
 mod output;
 mod pages;

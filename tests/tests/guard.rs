@@ -406,7 +406,7 @@ fn a_workspace_that_holds_its_own_state_is_refused_or_safe() {
         .sh("mkdir -p state/hermes-sandbox; find state -type f -exec sh -c 'echo FORGED > \"$1\"' _ {} ';'; echo PLANT > .envrc");
     assert!(!sandbox.workspace.join(".envrc").exists(), "{}", run.report());
     if run.code() != 125 {
-        let forged = hermes_tests::run_to_end(sandbox.plain_command("grep").args(["-rl", "FORGED"]).arg(&state));
+        let forged = hermes_tests::run_to_end(sandbox.plain_command("grep").args(["-rlxa", "FORGED"]).arg(&state));
         assert_eq!(forged.out(), "", "the state was written from inside");
     }
 }

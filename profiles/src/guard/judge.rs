@@ -50,7 +50,7 @@ pub fn judge(rule: &Rule, before: Option<&[u8]>, now: &[u8]) -> Verdict {
     }
     match (find(&rule.check, before, now), rule.action) {
         (Finding::Harmless, _) => Verdict::Keep,
-        (Finding::Unclear(why), Action::Report) if before.is_some_and(|before| is_unclear(&rule.check, before)) => {
+        (Finding::Unclear(why), Action::Report) if before.is_none_or(|before| is_unclear(&rule.check, before)) => {
             Verdict::Report { why }
         }
         (Finding::Counts(why), Action::Report) => Verdict::Report { why },
