@@ -13,7 +13,7 @@ use hermes_backends::wire::Cover;
 use super::history::Tips;
 use super::run::{Record, Repository, Run};
 use super::settle::{About, Decision, Outcome, Settler, decide};
-use super::shadow::{self, Manner};
+use super::shadow::{self, Merge};
 use super::snapshot::{Change, Is, LONGEST, Snapshot, Wanted, hold};
 use super::watch::{Watch, Work};
 use super::{Guards, TreeRules, cannot, look, store};
@@ -109,7 +109,13 @@ impl Guards {
             let Some(live) = &mut self.live else { break };
             match failed.iter().any(|(at, _)| *at == index) {
                 true => live.watch.uncovered(tree, &path),
-                false => live.watch.covered(tree, path),
+                false => {
+                    live.watch.covered(tree, path.clone());
+                    let around = self.record.trees[tree].repositories.iter().filter(|r| path.starts_with(&r.git));
+                    let shadow = around.max_by_key(|r| r.git.components().count()).and_then(|r| r.shadow);
+                    // What the host put there does not have what jobs changed.
+                    shadow.inspect(|shadow| live.watch.changed(*shadow));
+                }
             }
         }
         match asked {
@@ -145,7 +151,17 @@ impl Guards {
                 if let Is::File(new) = &now.is {
                     let old = shadow::text(before.as_ref());
                     let also = |key: &str, value: &[u8]| rules.leads_well(&repository.git, key, value);
-                    let (_, text) = shadow::merge(tree, path, old, new, Manner::InPlace, &also)?;
+                    let merge = Merge {
+                        tree,
+                        run_dir: &self.run.dir,
+                        number,
+                        within: path.strip_prefix(&repository.git).unwrap_or(path),
+                        path,
+                        before: old,
+                        private: new,
+                        also: &also,
+                    };
+                    let text = merge.in_place()?.text;
                     if let Some(live) = &mut self.live {
                         live.merged.insert((index, path.clone()), text);
                     }

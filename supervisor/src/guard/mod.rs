@@ -40,7 +40,7 @@ use quarantine::{Quarantine, Stage};
 use rules::TreeRules;
 use run::{Readable, Record, Repository, Run, TreeRecord};
 use settle::{About, Candidate, Decision, Outcome, Settler};
-use shadow::Manner;
+use shadow::Merge;
 use snapshot::{Is, Snapshot};
 
 /// The guard of one run.
@@ -196,6 +196,10 @@ impl Guards {
             }
             if now.renewed {
                 store::write(&known, &now).map_err(failed)?;
+            }
+            if now.is_too_fresh() {
+                std::thread::sleep(std::time::Duration::from_nanos(snapshot::COARSE as u64));
+                now = look(tree, &tree_rules, Some(&now)).map_err(failed)?;
             }
             tree.root.insist(false);
             tree.root.close_up();
@@ -487,7 +491,11 @@ impl Settler<'_> {
             let old = shadow::text(before.as_ref());
             let also = |key: &str, value: &[u8]| self.rules.leads_well(git, key, value);
             let refused = match &now.is {
-                Is::File(new) => shadow::merge(self.tree, &path, old, new, Manner::Locked, &also)?.0,
+                Is::File(new) => {
+                    let within = path.strip_prefix(git).unwrap_or(&path);
+                    let (tree, before, private) = (self.tree, old, new.as_slice());
+                    Merge { tree, run_dir, number, within, path: &path, before, private, also: &also }.by_rename()?.refused
+                }
                 _ => vec!["what is not a file".to_owned()],
             };
             if !refused.is_empty() && !self.approved.has(&rule.id, &path, &now.is, now.mode) {

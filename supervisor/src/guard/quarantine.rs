@@ -60,6 +60,8 @@ pub(crate) enum What {
     LongFile,
     /// A FIFO, socket or device: nothing is kept of it.
     Special,
+    /// A directory in the place of a file; `directory` is it.
+    Directory,
 }
 
 /// What was there before the run.

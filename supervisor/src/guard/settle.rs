@@ -195,7 +195,15 @@ impl<'a> Settler<'a> {
         let mut candidates = Vec::new();
         for change in changes {
             let Some(held) = &change.now else {
-                self.outcome.deleted.push(change.path);
+                let path = change.path.clone();
+                let replaced = self.tree.root.stat(&path).is_ok_and(|stat| kind(&stat) == SFlag::S_IFDIR);
+                match (replaced, self.rules.rule(&path, change.git.as_deref())) {
+                    (true, Some(rule)) => {
+                        let done = self.put_directory_aside(&change, rule);
+                        self.note(&path, done);
+                    }
+                    _ => self.outcome.deleted.push(path),
+                }
                 continue;
             };
             let Some(rule) = self.rules.rule(&change.path, change.git.as_deref()) else { continue };
@@ -342,6 +350,16 @@ impl<'a> Settler<'a> {
         (entry, content, old)
     }
 
+    /// Puts a directory aside that stands where a guarded file was.
+    fn put_directory_aside(&mut self, change: &Change, rule: &Rule) -> io::Result<()> {
+        let Some(old) = &change.before else { return Ok(()) };
+        let now = old.with(Is::Special, 0o700);
+        let (entry, _, before) = self.entry(&change.path, rule, "now a directory".to_owned(), &now, Some(old));
+        let entry = Entry { what: What::Directory, ..entry };
+        let id = self.quarantine.add(&entry, &[], &before)?;
+        self.finish(id, entry, Some((old.is.clone(), old.mode)))
+    }
+
     /// Puts aside what nothing excuses.
     pub(crate) fn put_aside(&mut self, candidate: Candidate<'_>) {
         let path = candidate.change.path.clone();
@@ -395,6 +413,21 @@ impl<'a> Settler<'a> {
         let moved = Root::from_fd(parent.try_clone()?);
         let Ok(stat) = moved.stat(Path::new(&away)) else { return Ok(()) };
         match kind(&stat) {
+            SFlag::S_IFDIR if entry.what == What::Directory => {
+                let kept = self.quarantine.content_path(id);
+                let holder = Root::open(kept.parent().unwrap_or(Path::new("/")))?;
+                let no_replace = RenameFlags::RENAME_NOREPLACE;
+                return match renameat2(parent, away.as_str(), &holder, "directory", no_replace) {
+                    // It stays on its file system, under a name that nothing looks for.
+                    Err(Errno::EXDEV) => {
+                        let mut beside = name.to_owned();
+                        beside.push(format!(".put-aside-{id}"));
+                        renameat2(parent, away.as_str(), parent, beside.as_os_str(), no_replace)
+                    }
+                    other => other,
+                }
+                .map_err(Into::into);
+            }
             SFlag::S_IFDIR => {
                 // Somebody made a directory of that name since: it is not what was judged.
                 return renameat2(parent, away.as_str(), parent, name, RenameFlags::RENAME_NOREPLACE).map_err(Into::into);

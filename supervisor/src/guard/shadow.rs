@@ -6,14 +6,15 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use hermes_backends::compile::shadow::{FILES, LINKS};
 use hermes_backends::wire::Cover;
-use hermes_profiles::guard::git_config;
+use hermes_profiles::guard::git_config::{self, Also};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, SFlag, mkdirat};
@@ -27,6 +28,8 @@ use crate::state::Tree;
 pub(crate) const MOST: usize = 64;
 /// Entries of a private directory that are looked at.
 const MOST_ENTRIES: usize = 1000;
+/// Hundredths of a second that another git may hold its lock.
+const LOCK_TRIES: u32 = 200;
 /// Files of a git directory that are git configuration.
 pub(crate) const CONFIGS: &[&str] = &["config", "config.worktree"];
 
@@ -104,7 +107,8 @@ pub(crate) fn link(number: u32, within: &Path) -> Option<OsString> {
 pub(crate) fn clean(tree: &Tree, path: &Path, host: &[u8], also: &dyn Fn(&str, &[u8]) -> bool) -> io::Result<()> {
     let mut text = git_config::merge_with(b"", host, b"", also).map(|merged| merged.text).unwrap_or_default();
     pad(&mut text, host.len());
-    write_in_place(tree, path, &text)
+    let fd = tree.root.at(path, OFlag::O_WRONLY | OFlag::O_NOFOLLOW, Mode::empty())?;
+    File::from(fd).write_all_at(&text, 0)
 }
 
 /// The file that a flat name stands for; `None` for what jobs made beside it.
@@ -192,79 +196,123 @@ pub(crate) fn text(held: Option<&Held>) -> &[u8] {
     }
 }
 
-/// How a change of configuration is brought to the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Manner {
-    /// In place: a new file would take the cover off.
-    InPlace,
-    /// As git does: with its lock, by rename.
-    Locked,
+/// Brings harmless keys that jobs changed to the host's configuration.
+pub(crate) struct Merge<'a> {
+    pub(crate) tree: &'a Tree,
+    pub(crate) run_dir: &'a Path,
+    /// The shadow, and the file in it: relative to the git directory.
+    pub(crate) number: u32,
+    pub(crate) within: &'a Path,
+    /// Relative to the tree.
+    pub(crate) path: &'a Path,
+    /// As it was, and as jobs have it.
+    pub(crate) before: &'a [u8],
+    pub(crate) private: &'a [u8],
+    pub(crate) also: Also<'a>,
 }
 
-/// Brings harmless keys that jobs changed to the host's configuration. Returns the keys that stay behind, and what the
-/// host has now.
-pub(crate) fn merge(
-    tree: &Tree,
-    path: &Path,
-    before: &[u8],
-    private: &[u8],
-    manner: Manner,
-    also: &dyn Fn(&str, &[u8]) -> bool,
-) -> io::Result<(Vec<String>, Vec<u8>)> {
-    let (host, _) = match tree.root.read(path, LONGEST) {
-        Ok(read) => read,
-        // The host has removed or replaced it: nothing of the sandbox's comes back.
-        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EINVAL) => return Ok((Vec::new(), Vec::new())),
-        Err(errno) => return Err(errno.into()),
-    };
-    let mut merged = match git_config::merge_with(before, private, &host, also) {
-        Ok(merged) => merged,
-        Err(unreadable) => return Ok((vec![unreadable.to_string()], host)),
-    };
-    if merged.text != host {
-        match manner {
-            Manner::InPlace => {
-                pad(&mut merged.text, host.len());
-                write_in_place(tree, path, &merged.text)?;
+/// What came of a merge.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Merged {
+    /// Keys that stay behind.
+    pub(crate) refused: Vec<String>,
+    /// What the host has now.
+    pub(crate) text: Vec<u8>,
+}
+
+impl Merge<'_> {
+    /// While the sandbox lives: in place, because a new file would take the cover off. What the host puts in its place
+    /// meanwhile is another file and keeps what it says.
+    pub(crate) fn in_place(&self) -> io::Result<Merged> {
+        let fd = match self.tree.root.at(self.path, OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(errno) if is_replaced(errno) => return Ok(Merged::default()),
+            Err(errno) => return Err(errno.into()),
+        };
+        let mut file = File::from(fd);
+        if !file.metadata()?.is_file() {
+            return Ok(Merged::default());
+        }
+        let mut host = Vec::new();
+        (&mut file).take(LONGEST).read_to_end(&mut host)?;
+        let mut merged = self.text(&host);
+        if merged.text != host {
+            pad(&mut merged.text, host.len());
+            // One write, so that a reader sees the old text or the new one.
+            file.write_all_at(&merged.text, 0)?;
+            std::fs::write(self.written(), &merged.text)?;
+        }
+        Ok(merged)
+    }
+
+    /// When the sandbox has ended: as git does, with its lock and by rename.
+    pub(crate) fn by_rename(&self) -> io::Result<Merged> {
+        let (parent, name) = match self.tree.root.parent(self.path) {
+            Ok(found) => found,
+            Err(errno) if is_replaced(errno) => return Ok(Merged::default()),
+            Err(errno) => return Err(errno.into()),
+        };
+        let stat = match self.tree.root.stat(self.path) {
+            Ok(stat) if kind(&stat) == SFlag::S_IFREG => stat,
+            _ => return Ok(Merged::default()),
+        };
+        let mut lock = name.to_owned();
+        lock.push(".lock");
+        let file = lock_config(&parent, &lock, stat.st_mode & 0o777)?;
+        let merge = || -> io::Result<(Merged, bool)> {
+            let (host, _) = self.tree.root.read(self.path, LONGEST)?;
+            let merged = self.text(&host);
+            let renames = merged.text != host;
+            if renames {
+                (&file).write_all(&merged.text)?;
+                nix::fcntl::renameat(&parent, lock.as_os_str(), &parent, name)?;
             }
-            Manner::Locked => write_locked(tree, path, &merged.text)?,
+            Ok((merged, renames))
+        };
+        let done = merge();
+        if !matches!(done, Ok((_, true))) {
+            let _ = nix::unistd::unlinkat(&parent, lock.as_os_str(), nix::unistd::UnlinkatFlags::NoRemoveDir);
+        }
+        done.map(|(merged, _)| merged)
+    }
+
+    /// What the host is to have. What we wrote before is not the host's own: it is made anew from what was there.
+    fn text(&self, host: &[u8]) -> Merged {
+        let ours = std::fs::read(self.written()).is_ok_and(|written| written == host);
+        let base = if ours { self.before } else { host };
+        match git_config::merge_with(self.before, self.private, base, self.also) {
+            Ok(merged) => Merged { refused: merged.refused, text: merged.text },
+            Err(unreadable) => Merged { refused: vec![unreadable.to_string()], text: host.to_vec() },
         }
     }
-    Ok((merged.refused, merged.text))
+
+    /// Where the last text that we wrote is kept.
+    fn written(&self) -> PathBuf {
+        let name = link(self.number, self.within).unwrap_or_default();
+        let mut file = OsString::from("merged-");
+        file.push(name);
+        self.run_dir.join(file)
+    }
+}
+
+/// The host has removed a file or put something else in its place: nothing of the sandbox's comes back.
+fn is_replaced(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EINVAL | Errno::ENXIO)
+}
+
+fn lock_config(parent: &OwnedFd, lock: &OsStr, mode: u32) -> io::Result<File> {
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    for _ in 0..LOCK_TRIES {
+        match nix::fcntl::openat(parent, lock, flags, Mode::from_bits_truncate(mode)) {
+            // git on the host is at it.
+            Err(Errno::EEXIST) => std::thread::sleep(std::time::Duration::from_millis(10)),
+            other => return Ok(File::from(other?)),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, "config.lock is held by another git"))
 }
 
 /// Empty lines at the end mean nothing, and a reader never sees a file that was cut.
 fn pad(text: &mut Vec<u8>, length: usize) {
     text.resize(text.len().max(length), b'\n');
-}
-
-/// One write, so that a reader sees the old text or the new one.
-fn write_in_place(tree: &Tree, path: &Path, text: &[u8]) -> io::Result<()> {
-    let fd = tree.root.at(path, OFlag::O_WRONLY | OFlag::O_NOFOLLOW, Mode::empty())?;
-    File::from(fd).write_all_at(text, 0)
-}
-
-fn write_locked(tree: &Tree, path: &Path, text: &[u8]) -> io::Result<()> {
-    let (parent, name) = tree.root.parent(path)?;
-    let mode = tree.root.stat(path)?.st_mode & 0o777;
-    let mut lock = name.to_owned();
-    lock.push(".lock");
-    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    let mut waited = 0;
-    let fd = loop {
-        match nix::fcntl::openat(&parent, lock.as_os_str(), flags, Mode::from_bits_truncate(mode)) {
-            // git on the host is at it.
-            Err(Errno::EEXIST) if waited < 100 => {
-                waited += 1;
-                std::thread::sleep(std::time::Duration::from_millis(10));
-            }
-            other => break other?,
-        }
-    };
-    let written = File::from(fd).write_all(text);
-    let done = written.and_then(|()| Ok(nix::fcntl::renameat(&parent, lock.as_os_str(), &parent, name)?));
-    if done.is_err() {
-        let _ = nix::unistd::unlinkat(&parent, lock.as_os_str(), nix::unistd::UnlinkatFlags::NoRemoveDir);
-    }
-    done
 }

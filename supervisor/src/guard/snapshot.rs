@@ -20,7 +20,7 @@ use crate::beneath::{Root, kind};
 
 /// Clocks of file systems are coarse before Linux 6.13: what changed at most this long before a look, in nanoseconds, may
 /// change again without another time.
-const COARSE: i64 = 20_000_000;
+pub(crate) const COARSE: i64 = 20_000_000;
 /// Bytes of a file that are kept. A longer one is watched but cannot be brought back.
 pub(crate) const LONGEST: u64 = 16 << 20;
 /// Bytes of a directory that are read at a time.
@@ -179,6 +179,12 @@ impl Snapshot {
         path_of(&self.dirs, index)
     }
 
+    /// Holds something of which only the times are known, and these could still be those of another change.
+    pub(crate) fn is_too_fresh(&self) -> bool {
+        let held = self.dirs.iter().flat_map(|dir| &dir.held);
+        held.filter(|held| held.is == Is::Unread).any(|held| held.ctime >= self.taken - COARSE)
+    }
+
     /// Takes over what `truth`, a snapshot of the same tree that was taken before something hostile ran, says about every
     /// guarded entry: what differs from it is not to be believed.
     pub(crate) fn correct(&mut self, truth: &Snapshot) {
@@ -224,7 +230,7 @@ impl Snapshot {
         let mut changes = Vec::new();
         for (path, git, held) in now.held() {
             let old = before.remove(&path);
-            if old.as_ref().is_none_or(|(_, old)| !old.same(held, self.taken)) {
+            if old.as_ref().is_none_or(|(_, old)| !old.same(held)) {
                 changes.push(Change { path, git, before: old.map(|(_, old)| old.clone()), now: Some(held.clone()) });
             }
         }
@@ -257,10 +263,11 @@ impl Held {
         Self { is, mode, ..self.clone() }
     }
 
-    /// Is this still what it was at a look at `taken`? Contents decide, where they are known.
-    fn same(&self, now: &Held, taken: i64) -> bool {
+    /// Is this still what it was? Contents decide, where they are known.
+    fn same(&self, now: &Held) -> bool {
         match (&self.is, &now.is) {
-            (Is::Unread, Is::Unread) => self.untouched(now.ino, now.ctime, now.size, taken),
+            // See [`Snapshot::is_too_fresh`].
+            (Is::Unread, Is::Unread) => (self.ino, self.ctime, self.size) == (now.ino, now.ctime, now.size),
             (was, is) => was == is && self.mode == now.mode,
         }
     }

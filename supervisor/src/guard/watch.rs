@@ -130,6 +130,12 @@ impl Watch {
         }
     }
 
+    /// Private copies are to be brought to the host again.
+    pub(crate) fn changed(&mut self, shadow: u32) {
+        self.dirty.insert(shadow);
+        self.merge_at.get_or_insert(Instant::now() + CALM);
+    }
+
     /// A configuration file could not be covered.
     pub(crate) fn uncovered(&mut self, tree: usize, path: &Path) {
         self.configs.remove(&(tree, path.to_owned()));
@@ -202,8 +208,7 @@ impl Watch {
         match place {
             Place::Private(shadow) => {
                 if name.as_encoded_bytes().starts_with(b"config") && !name.as_encoded_bytes().ends_with(b".lock") {
-                    self.dirty.insert(*shadow);
-                    self.merge_at.get_or_insert(Instant::now() + CALM);
+                    self.changed(*shadow);
                 }
             }
             Place::Git(tree, git) => {
