@@ -235,12 +235,14 @@ impl Merge<'_> {
         }
         let mut host = Vec::new();
         (&mut file).take(LONGEST).read_to_end(&mut host)?;
-        let mut merged = self.text(&host);
+        let own = self.own(&host);
+        let mut merged = self.text(&own);
         if merged.text != host {
             pad(&mut merged.text, host.len());
             // One write, so that a reader sees the old text or the new one.
             file.write_all_at(&merged.text, 0)?;
-            std::fs::write(self.written(), &merged.text)?;
+            let written = postcard::to_stdvec(&(&own, &merged.text)).map_err(io::Error::other)?;
+            std::fs::write(self.written(), written)?;
         }
         Ok(merged)
     }
@@ -261,7 +263,7 @@ impl Merge<'_> {
         let file = lock_config(&parent, &lock, stat.st_mode & 0o777)?;
         let merge = || -> io::Result<(Merged, bool)> {
             let (host, _) = self.tree.root.read(self.path, LONGEST)?;
-            let merged = self.text(&host);
+            let merged = self.text(&self.own(&host));
             let renames = merged.text != host;
             if renames {
                 (&file).write_all(&merged.text)?;
@@ -276,17 +278,24 @@ impl Merge<'_> {
         done.map(|(merged, _)| merged)
     }
 
-    /// What the host is to have. What we wrote before is not the host's own: it is made anew from what was there.
-    fn text(&self, host: &[u8]) -> Merged {
-        let ours = std::fs::read(self.written()).is_ok_and(|written| written == host);
-        let base = if ours { self.before } else { host };
-        match git_config::merge_with(self.before, self.private, base, self.also) {
-            Ok(merged) => Merged { refused: merged.refused, text: merged.text },
-            Err(unreadable) => Merged { refused: vec![unreadable.to_string()], text: host.to_vec() },
+    /// The host's own text: what we wrote is made anew from what was there before.
+    fn own(&self, host: &[u8]) -> Vec<u8> {
+        let written = std::fs::read(self.written()).unwrap_or_default();
+        match postcard::from_bytes::<(Vec<u8>, Vec<u8>)>(&written) {
+            Ok((own, text)) if text == host => own,
+            _ => host.to_vec(),
         }
     }
 
-    /// Where the last text that we wrote is kept.
+    /// What the host is to have.
+    fn text(&self, own: &[u8]) -> Merged {
+        match git_config::merge_with(self.before, self.private, own, self.also) {
+            Ok(merged) => Merged { refused: merged.refused, text: merged.text },
+            Err(unreadable) => Merged { refused: vec![unreadable.to_string()], text: own.to_vec() },
+        }
+    }
+
+    /// Where the last text that we wrote is kept, with the host's own.
     fn written(&self) -> PathBuf {
         let name = link(self.number, self.within).unwrap_or_default();
         let mut file = OsString::from("merged-");
