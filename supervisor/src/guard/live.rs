@@ -11,7 +11,7 @@ use hermes_backends::step::StepError;
 use hermes_backends::wire::Cover;
 
 use super::history::Tips;
-use super::run::{Record, Repository, Run};
+use super::run::{Believed, Record, Repository, Run};
 use super::settle::{About, Decision, Outcome, Settler, decide};
 use super::shadow::{self, Merge};
 use super::snapshot::{Change, Is, LONGEST, Snapshot, Wanted, hold};
@@ -39,6 +39,8 @@ pub(crate) struct Live {
     looks: Vec<Snapshot>,
     /// What init is to be asked for.
     wanted: Vec<Vec<Cover>>,
+    /// What the host wrote itself, for each tree.
+    believed: Vec<Believed>,
     /// Configuration that we wrote for jobs, by tree and path: it is not the host's own word.
     merged: BTreeMap<(usize, PathBuf), Vec<u8>>,
 }
@@ -62,7 +64,14 @@ impl Guards {
         }
         let looks = self.trees.iter().map(|(_, baseline)| baseline.clone()).collect();
         let asked = if covers.is_empty() { VecDeque::new() } else { VecDeque::from([Asked::Cover(covers)]) };
-        self.live = Some(Live { watch, asked, looks, wanted: Vec::new(), merged: BTreeMap::new() });
+        self.live = Some(Live {
+            watch,
+            asked,
+            looks,
+            wanted: Vec::new(),
+            believed: vec![Vec::new(); self.trees.len()],
+            merged: BTreeMap::new(),
+        });
     }
 
     /// Readable when there is something to do.
@@ -186,15 +195,18 @@ impl Guards {
     /// Takes what the host itself wrote for what was there before. The record of the run says so too: the next command
     /// must not take it for the sandbox's.
     fn believe(&mut self, index: usize, path: &Path) -> io::Result<()> {
-        let (tree, baseline) = &mut self.trees[index];
+        let (tree, _) = &self.trees[index];
         let Ok(stat) = tree.root.stat(path) else { return Ok(()) };
         let held = hold(&tree.root, path, &stat, Wanted::Kept);
         let is_hosts = self.live.as_mut().is_some_and(|live| {
             let ours = live.merged.get(&(index, path.to_owned()));
             live.watch.is_covered(index, path) && ours.is_none_or(|ours| held.is != Is::File(ours.clone()))
         });
-        if is_hosts && baseline.believe(path, held) {
-            store::write(&Run::baseline_path(&self.run.dir, index), &*baseline)?;
+        if let Some(live) = self.live.as_mut().filter(|_| is_hosts) {
+            let believed = &mut live.believed[index];
+            believed.retain(|(known, _)| known != path);
+            believed.push((path.to_owned(), held));
+            store::write(&Run::believed_path(&self.run.dir, index), believed)?;
         }
         Ok(())
     }

@@ -38,7 +38,7 @@ use crate::state::Tree;
 use hermes_profiles::Caller;
 use quarantine::{Quarantine, Stage};
 use rules::TreeRules;
-use run::{Readable, Record, Repository, Run, TreeRecord};
+use run::{Believed, Readable, Record, Repository, Run, TreeRecord};
 use settle::{About, Candidate, Decision, Outcome, Settler};
 use shadow::Merge;
 use snapshot::{Is, Snapshot};
@@ -100,7 +100,7 @@ fn recover_one(state_dir: &Path, run: Run, record: Option<Record>) -> Result<Out
         }
         let baseline: Snapshot = store::read(&Run::baseline_path(&dir, index))
             .map_err(|e| cannot("read what is known from before a killed run in", &dir, &e))?;
-        settle_tree(&run, &record, of_tree, &tree, &baseline, &mut outcome)?;
+        settle_tree(&run, &record, index, &tree, &baseline, &mut outcome)?;
     }
     if let Some((path, why)) = outcome.failed.first() {
         return Err(Error::setup(format!("cannot put aside {}, which a killed run left: {why}", output::path(path)))
@@ -271,8 +271,8 @@ impl Guards {
     pub(crate) fn settle(self) -> Result<Outcome, Error> {
         let mut outcome = self.outcome;
         if self.record.init.is_some() || self.run.record_path().exists() {
-            for ((tree, baseline), record) in self.trees.iter().zip(&self.record.trees) {
-                settle_tree(&self.run, &self.record, record, tree, baseline, &mut outcome)?;
+            for (index, (tree, baseline)) in self.trees.iter().enumerate() {
+                settle_tree(&self.run, &self.record, index, tree, baseline, &mut outcome)?;
             }
         }
         // What could not be settled is left to the next command.
@@ -351,11 +351,12 @@ fn has_dependable_times(tree: &Tree) -> bool {
 fn settle_tree(
     run: &Run,
     record: &Record,
-    of_tree: &TreeRecord,
+    index: usize,
     tree: &Tree,
     baseline: &Snapshot,
     outcome: &mut Outcome,
 ) -> Result<(), Error> {
+    let of_tree = &record.trees[index];
     let failed =
         |e: io::Error| cannot("put back guarded files in", &tree.path, &e).hint("the next command in this workspace tries again");
     let rules = TreeRules::new(&record.rules, &tree.path, &of_tree.skips, &record.readable).with_aliases(&baseline.aliases);
@@ -372,7 +373,14 @@ fn settle_tree(
             }
         }
         let now = look(tree, &rules, Some(baseline))?;
-        let candidates = settler.judge(baseline, &now)?;
+        let believed: Believed = store::read_if_known(&Run::believed_path(&run.dir, index))?.unwrap_or_default();
+        let candidates = if believed.is_empty() {
+            settler.judge(baseline, &now)?
+        } else {
+            let mut before = baseline.clone();
+            believed.into_iter().for_each(|(path, held)| before.believe(&path, held));
+            settler.judge(&before, &now)?
+        };
         let changed = !candidates.is_empty();
         for candidate in excuse(of_tree, candidates) {
             settler.put_aside(candidate);

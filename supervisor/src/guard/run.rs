@@ -14,6 +14,7 @@ use hermes_profiles::{GuardRules, ospath};
 use serde::{Deserialize, Serialize};
 
 use super::history::Tips;
+use super::snapshot::Held;
 use super::store;
 use crate::state::private_directory;
 
@@ -66,6 +67,9 @@ pub(crate) struct Repository {
     /// Did we make the directory of hooks?
     pub(crate) made_hooks: bool,
 }
+
+/// What the host itself wrote while the sandbox lived: it counts as what was there before, but jobs never saw it.
+pub(crate) type Believed = Vec<(PathBuf, Held)>;
 
 /// Absolute paths.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,6 +140,10 @@ impl Run {
 
     pub(crate) fn baseline_path(dir: &Path, tree: usize) -> PathBuf {
         dir.join(format!("baseline-{tree}"))
+    }
+
+    pub(crate) fn believed_path(dir: &Path, tree: usize) -> PathBuf {
+        dir.join(format!("believed-{tree}"))
     }
 
     /// Private copies of the n-th shadow.

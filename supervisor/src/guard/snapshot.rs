@@ -210,17 +210,15 @@ impl Snapshot {
         }
     }
 
-    /// Takes an entry as it is now for what was there at the look. `false` when it is that already.
-    pub(crate) fn believe(&mut self, path: &Path, now: Held) -> bool {
+    /// Takes an entry as it is now for what was there at the look.
+    pub(crate) fn believe(&mut self, path: &Path, now: Held) {
         let parent = path.parent().unwrap_or(Path::new(""));
-        let Some(index) = (0..self.dirs.len()).find(|index| self.path_of(*index as u32) == parent) else { return false };
+        let Some(index) = (0..self.dirs.len()).find(|index| self.path_of(*index as u32) == parent) else { return };
         let held = &mut self.dirs[index].held;
         match held.iter_mut().find(|held| held.name == now.name) {
-            Some(known) if *known == now => return false,
             Some(known) => *known = now,
             None => held.push(now),
         }
-        true
     }
 
     /// What differs: guarded entries, then symlinks that no rule names and that are new or lead somewhere else.
