@@ -394,3 +394,7 @@ fn join(parents: &str, name: &str) -> String {
 fn join_bytes<'a>(directory: &[u8], name: &'a [u8]) -> Cow<'a, [u8]> {
     if directory.is_empty() { Cow::Borrowed(name) } else { Cow::Owned([directory, b"/", name].concat()) }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

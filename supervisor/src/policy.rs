@@ -25,7 +25,7 @@ pub(crate) fn as_text(policy: &Policy) -> String {
     section(&mut text, "files", &file_rows(&policy.files));
     section(&mut text, "environment", &environment_rows(&policy.environment));
     section(&mut text, "limits", &limit_rows(&policy.limits));
-    section(&mut text, "changes to the guard rules (explain guard prints these)", &guard_rows(&policy.guard));
+    section(&mut text, "added to the guard rules (`explain guard` prints those)", &guard_rows(&policy.guard));
     text.push('\n');
     field(&mut text, "preferred", &names(&policy.preferred));
     if !policy.accepted.is_empty() {
@@ -135,6 +135,16 @@ fn access_word(access: Access) -> &'static str {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_four_lists_of_the_guard() {
+        let all = |text: &str| vec![Selector::Anywhere(text.to_owned())];
+        let guard = GuardRules { add: all("a\x1b"), allow: all("b"), prevent: vec![Selector::Everything], stage: all("c") };
+        let rows = guard_rows(&guard);
+        let words: Vec<_> = rows.iter().map(|(word, entry, _)| (word.as_str(), entry.as_str())).collect();
+        assert_eq!(words, [("guard", "a\\x1b"), ("unguard", "b"), ("prevent", "*"), ("stage", "c")]);
+        assert!(guard_rows(&GuardRules::default()).is_empty());
+    }
 
     #[test]
     fn a_policy_in_words() {
