@@ -8,6 +8,7 @@
 pub(crate) mod history;
 mod live;
 pub(crate) mod quarantine;
+pub(crate) mod restore;
 pub(crate) mod rules;
 pub(crate) mod run;
 pub(crate) mod settle;
@@ -58,6 +59,14 @@ pub(crate) struct Guards {
 pub(crate) fn recover(state_dir: &Path) -> Result<Vec<Outcome>, Error> {
     let (dead, _) = Run::others(state_dir).map_err(|e| cannot("look for runs that were killed in", state_dir, &e))?;
     dead.into_iter().map(|run| recover_one(state_dir, run)).collect()
+}
+
+/// Does a live run know the tree of this state directory? What comes into the tree meanwhile counts as the run's.
+pub(crate) fn in_use(state_dir: &Path, tree: &Path) -> Result<bool, Error> {
+    let (_, live) = Run::others(state_dir).map_err(|e| cannot("look for live runs in", state_dir, &e))?;
+    // One whose record cannot be read has only begun, or ends: it has not looked yet, or will not look again.
+    let records = live.iter().filter_map(|dir| Run::record(dir).ok().flatten());
+    Ok(records.into_iter().any(|record| record.trees.iter().any(|of_tree| of_tree.state == tree)))
 }
 
 fn recover_one(state_dir: &Path, run: Run) -> Result<Outcome, Error> {

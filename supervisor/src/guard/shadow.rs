@@ -5,10 +5,10 @@
 //! anything to be undone.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use hermes_backends::compile::shadow::{FILES, LINKS};
@@ -226,7 +226,7 @@ pub(crate) fn merge(
                 pad(&mut merged.text, host.len());
                 write_in_place(tree, path, &merged.text)?;
             }
-            Manner::Locked => write_locked(tree, path, &merged.text)?,
+            Manner::Locked => write_locked(tree, path, &merged.text, || true)?,
         }
     }
     Ok((merged.refused, merged.text))
@@ -243,9 +243,14 @@ fn write_in_place(tree: &Tree, path: &Path, text: &[u8]) -> io::Result<()> {
     File::from(fd).write_all_at(text, 0)
 }
 
-fn write_locked(tree: &Tree, path: &Path, text: &[u8]) -> io::Result<()> {
+/// Replaces a configuration as git does: under git's lock, by rename. Once it has the lock it asks `may`, which is to look
+/// again at what is about to go.
+///
+/// # Errors
+/// `AlreadyExists` when git does not give its lock back, `Interrupted` when it may not.
+pub(crate) fn write_locked(tree: &Tree, path: &Path, text: &[u8], may: impl FnOnce() -> bool) -> io::Result<()> {
     let (parent, name) = tree.root.parent(path)?;
-    let mode = tree.root.stat(path)?.st_mode & 0o777;
+    let mode = tree.root.stat(path).map_or(0o644, |stat| stat.st_mode & 0o777);
     let mut lock = name.to_owned();
     lock.push(".lock");
     let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -260,7 +265,12 @@ fn write_locked(tree: &Tree, path: &Path, text: &[u8]) -> io::Result<()> {
             other => break other?,
         }
     };
-    let written = File::from(fd).write_all(text);
+    let mut file = File::from(fd);
+    let written = match may() {
+        // Opened with the caller's umask taken away.
+        true => file.set_permissions(Permissions::from_mode(mode)).and_then(|()| file.write_all(text)),
+        false => Err(io::ErrorKind::Interrupted.into()),
+    };
     let done = written.and_then(|()| Ok(nix::fcntl::renameat(&parent, lock.as_os_str(), &parent, name)?));
     if done.is_err() {
         let _ = nix::unistd::unlinkat(&parent, lock.as_os_str(), nix::unistd::UnlinkatFlags::NoRemoveDir);
