@@ -111,15 +111,19 @@ fn guard(out: &Path) -> Result<(), Failure> {
             }
         }
     }
-    let bytes = postcard::to_stdvec(&rules)?;
-    fs::write(out.join("guard.rules"), &bytes)?;
-    let reports: Vec<bool> = rules.iter().map(|rule| rule.action == Action::Report).collect();
-    let mut code = String::from("static RULE_BYTES: &[u8] = include_bytes!(concat!(env!(\"OUT_DIR\"), \"/guard.rules\"));\n");
-    writeln!(code, "static REPORTS: [bool; {}] = {reports:?};", reports.len())?;
+    let outside = |rule: &Rule| rule.action == Action::Report && !rule.packages;
+    let outside: Vec<bool> = rules.iter().map(outside).collect();
+    let mut code = String::from("static BYTES: &[&[u8]] = &[\n");
+    let mut stamp = std::hash::DefaultHasher::new();
+    for rule in &rules {
+        let bytes = postcard::to_stdvec(rule)?;
+        std::hash::Hasher::write(&mut stamp, &bytes);
+        writeln!(code, "&{bytes:?},")?;
+    }
+    code.push_str("];\n");
+    writeln!(code, "static OUTSIDE: [bool; {}] = {outside:?};", outside.len())?;
     index(&mut code, "TREE", &Index::new(tree))?;
     index(&mut code, "GIT", &Index::new(git))?;
-    let mut stamp = std::hash::DefaultHasher::new();
-    std::hash::Hasher::write(&mut stamp, &bytes);
     code.push_str(&format!("const RULE_STAMP: u64 = {:#x};\n", std::hash::Hasher::finish(&stamp)));
     fs::write(out.join("guard.rs"), code)?;
     let ids: Vec<&str> = rules.iter().map(|rule| &*rule.id).collect();

@@ -12,14 +12,17 @@
 //! Rules that only report do not look into directories of installed packages ([`PACKAGES`]): what lies there was not
 //! written for this project.
 //!
+//! What a rule is told to put aside by the policy (`rule:ID`, `class:build`) is still not looked for there.
+//!
 //! Names are compared byte by byte. On a file system that folds case the tools would find files that no rule is about.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 
+use crate::names;
 use crate::pattern::{self, Base, Index, Pattern, fits, split};
 pub use crate::rule::{Action, Check, Keys, Rule, Text, Trigger};
 pub use crate::selector::{GuardRules, Selector};
@@ -44,15 +47,18 @@ const POLICY: &str = "policy";
 /// The rule for what the policy's `stage` names.
 const STAGE: &str = "stage";
 
-static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
-    // The build wrote these bytes with the same types. Without them no sandbox may start, and there is nothing to fall back to.
-    #[allow(clippy::expect_used)]
-    postcard::from_bytes(RULE_BYTES).expect("the rules that ship are damaged; install again")
-});
+static RULES: [OnceLock<Rule>; BYTES.len()] = [const { OnceLock::new() }; BYTES.len()];
 
 /// The rules that ship, in the order in which they decide.
-pub fn builtin() -> &'static [Rule] {
-    &RULES
+pub fn builtin() -> impl ExactSizeIterator<Item = &'static Rule> {
+    (0..BYTES.len()).map(ships)
+}
+
+/// Read one by one, when it is needed: most trees hold files of few rules.
+fn ships(index: usize) -> &'static Rule {
+    // The build wrote these bytes with the same types. Without them no sandbox may start, and there is nothing to fall back to.
+    #[allow(clippy::expect_used)]
+    RULES[index].get_or_init(|| postcard::from_bytes(BYTES[index]).expect("a rule that ships is damaged; install again"))
 }
 
 /// What a guard does with a rule that ships.
@@ -67,7 +73,8 @@ enum Slot {
 #[derive(Debug)]
 pub struct Guard<'p> {
     policy: &'p GuardRules,
-    tree: Vec<u8>,
+    /// Paths of the tree, without a slash at the end.
+    names: Vec<Vec<u8>>,
     /// Empty when no rule that ships is changed.
     slots: Vec<Slot>,
     /// Numbered by [`Kind`].
@@ -98,9 +105,14 @@ pub struct Scope {
 impl<'p> Guard<'p> {
     /// `tree` is the absolute real path of the writable tree; absolute globs only concern it when they lie in it or cover it.
     pub fn new(rules: &'p GuardRules, tree: &Path) -> Self {
-        let tree = tree.as_os_str().as_bytes();
-        let tree = tree.strip_suffix(b"/").unwrap_or(tree).to_vec();
-        let mut guard = Self { policy: rules, tree, slots: Vec::new(), globs: Index::default(), whole: None };
+        Self::named(rules, &[tree])
+    }
+
+    /// As [`Guard::new`], for a tree that has more than one absolute path: its real one, and the one that the policy grants,
+    /// when that leads through symlinks. Absolute globs are compared with all of them.
+    pub fn named(rules: &'p GuardRules, names: &[&Path]) -> Self {
+        let names = names.iter().map(|name| relative(name).to_vec()).collect();
+        let mut guard = Self { policy: rules, names, slots: Vec::new(), globs: Index::default(), whole: None };
         let mut patterns = Vec::new();
         let lists =
             [(&rules.allow, Kind::Allow), (&rules.stage, Kind::Stage), (&rules.add, Kind::Add), (&rules.prevent, Kind::Add)];
@@ -143,9 +155,9 @@ impl<'p> Guard<'p> {
                     continue;
                 }
                 if self.slots.is_empty() {
-                    self.slots.extend(RULES.iter().map(|_| Slot::Ships));
+                    self.slots.extend(builtin().map(|_| Slot::Ships));
                 }
-                for (slot, rule) in self.slots.iter_mut().zip(RULES.iter()).filter(|(_, rule)| concerns(rule)) {
+                for (slot, rule) in self.slots.iter_mut().zip(builtin()).filter(|(_, rule)| concerns(rule)) {
                     *slot = match kind {
                         Kind::Allow => Slot::Off,
                         _ => Slot::Changed(Box::new(Rule { action: Action::PutAside, ..rule.clone() })),
@@ -159,20 +171,22 @@ impl<'p> Guard<'p> {
     fn inside(&mut self, pattern: Pattern<'static>, kind: Kind, patterns: &mut Vec<Pattern<'static>>) {
         let text = join(&pattern.parents, &pattern.name);
         let parts: Vec<&str> = text.split('/').filter(|part| !part.is_empty()).collect();
-        let tree: Vec<&[u8]> = self.tree.split(|byte| *byte == b'/').filter(|part| !part.is_empty()).collect();
-        let mut states = vec![(0, 0)];
-        while let Some((part, depth)) = states.pop() {
-            match parts.get(part) {
-                // All of the pattern stands for the tree or a directory above it.
-                None => self.whole = self.whole.map_or(Some(kind), |known| Some(known.min(kind))),
-                Some(_) if depth == tree.len() => {
-                    let (parents, name) = parts[part..].split_at(parts.len() - part - 1);
-                    let (parents, name) = (parents.join("/").into(), name.concat().into());
-                    patterns.push(Pattern { base: Base::Root, parents, name, ..pattern.clone() });
+        for name in &self.names {
+            let tree: Vec<&[u8]> = name.split(|byte| *byte == b'/').filter(|part| !part.is_empty()).collect();
+            let mut states = vec![(0, 0)];
+            while let Some((part, depth)) = states.pop() {
+                match parts.get(part) {
+                    // All of the pattern stands for the tree or a directory above it.
+                    None => self.whole = min(self.whole, Some(kind)),
+                    Some(_) if depth == tree.len() => {
+                        let (parents, name) = parts[part..].split_at(parts.len() - part - 1);
+                        let (parents, name) = (parents.join("/").into(), name.concat().into());
+                        patterns.push(Pattern { base: Base::Root, parents, name, ..pattern.clone() });
+                    }
+                    Some(&"**") => states.extend([(part + 1, depth), (part, depth + 1)]),
+                    Some(text) if fits(text, tree[depth]) => states.push((part + 1, depth + 1)),
+                    Some(_) => {}
                 }
-                Some(&"**") => states.extend([(part + 1, depth), (part, depth + 1)]),
-                Some(text) if fits(text, tree[depth]) => states.push((part + 1, depth + 1)),
-                Some(_) => {}
             }
         }
     }
@@ -180,14 +194,14 @@ impl<'p> Guard<'p> {
     fn get(&self, index: u16) -> Option<&Rule> {
         let index = usize::from(index);
         match self.slots.get(index) {
-            None | Some(Slot::Ships) => RULES.get(index),
+            None | Some(Slot::Ships) => (index < BYTES.len()).then(|| ships(index)),
             Some(Slot::Off) => None,
             Some(Slot::Changed(rule)) => Some(rule),
         }
     }
 
     /// The rule, unless the name is one of its exceptions.
-    fn named(&self, index: u16, name: &[u8]) -> Option<&Rule> {
+    fn unless_excepted(&self, index: u16, name: &[u8]) -> Option<&Rule> {
         self.get(index).filter(|rule| !rule.except.iter().any(|except| fits(except, name)))
     }
 
@@ -230,11 +244,11 @@ impl<'p> Guard<'p> {
         }
         if let Some(start) = scope.git {
             let inside = join_bytes(&directory[start..], name);
-            let ships = self.git(&inside).and_then(|index| self.named(index, name));
+            let ships = self.git(&inside).and_then(|index| self.unless_excepted(index, name));
             return ships.or_else(|| policy.and_then(|_| self.by_id(POLICY)));
         }
         let own = self.ships(directory, name, false, scope.packages);
-        min(scope.below, own).and_then(|index| self.named(index, name))
+        min(scope.below, own).and_then(|index| self.unless_excepted(index, name))
     }
 
     /// The rule that is about all of a directory, whatever lies in it; `scope` is the directory's own.
@@ -271,7 +285,7 @@ impl<'p> Guard<'p> {
             Some(rule) if rule == Kind::Add as u16 => return self.by_id(POLICY),
             _ => {}
         }
-        let reports = |index: u16| REPORTS[usize::from(index)];
+        let reports = |index: u16| self.get(index).is_some_and(|rule| rule.action == Action::Report);
         let ships = TREE.patterns.iter().filter(|pattern| self.on(pattern.rule) && !reports(pattern.rule)).filter(leads);
         ships.map(|pattern| pattern.rule).min().and_then(|index| self.get(index))
     }
@@ -286,18 +300,17 @@ impl<'p> Guard<'p> {
     /// The rule for a file by its path relative to the git directory that it belongs to.
     pub fn in_git_dir(&self, path: &Path) -> Option<&Rule> {
         let path = relative(path);
-        self.git(path).and_then(|index| self.named(index, split(path).1))
+        self.git(path).and_then(|index| self.unless_excepted(index, split(path).1))
     }
 
     /// A rule by its name; `None` when there is none, or when the policy lets it change.
     pub fn by_id(&self, id: &str) -> Option<&Rule> {
-        RULES.iter().position(|rule| rule.id == id).and_then(|index| self.get(index as u16))
+        names::rules().iter().position(|known| *known == id).and_then(|index| self.get(index as u16))
     }
 
     /// Is what `rule` found at `path` (relative to the tree) to be read-only at once, where it exists?
     pub fn prevents(&self, path: &Path, rule: &Rule) -> bool {
         let path = relative(path);
-        let absolute = join_bytes(&self.tree, path);
         let below = |pattern: &Pattern<'_>, path: &[u8], whole: bool| {
             let text = join(&pattern.parents, &pattern.name);
             let ends = (0..=path.len()).filter(|at| *at == path.len() || path[*at] == b'/');
@@ -309,8 +322,8 @@ impl<'p> Guard<'p> {
             Selector::Class(_) => false,
             Selector::Anywhere(glob) => parsed(glob, Kind::Add).any(|pattern| below(&pattern, path, false)),
             Selector::Absolute(glob) => {
-                let absolute = absolute.strip_prefix(b"/").unwrap_or(&absolute);
-                parsed(glob, Kind::Add).any(|pattern| below(&pattern, absolute, true))
+                let absolute = |name: &Vec<u8>| [&name[usize::from(name.starts_with(b"/"))..], b"/", path].concat();
+                parsed(glob, Kind::Add).any(|pattern| self.names.iter().any(|name| below(&pattern, &absolute(name), true)))
             }
         })
     }
@@ -326,7 +339,7 @@ impl<'p> Guard<'p> {
 
     fn ships(&self, directory: &[u8], name: &[u8], below: bool, packages: bool) -> Option<u16> {
         let accept = |pattern: &Pattern<'_>| {
-            (pattern.below || !below) && self.on(pattern.rule) && !(packages && REPORTS[usize::from(pattern.rule)])
+            (pattern.below || !below) && self.on(pattern.rule) && !(packages && OUTSIDE[usize::from(pattern.rule)])
         };
         TREE.find(directory, name, accept)
     }

@@ -26,7 +26,7 @@ pub(crate) struct Pattern<'a> {
     pub(crate) base: Base,
     /// Directories above the name, with `/` between them; `**` is any number of them.
     pub(crate) parents: Cow<'a, str>,
-    /// The last part; empty is the base itself.
+    /// The last part.
     pub(crate) name: Cow<'a, str>,
     /// Everything below counts, too.
     pub(crate) below: bool,
@@ -72,7 +72,7 @@ fn one(text: &str, rule: u16) -> Result<Pattern<'static>, String> {
         return Err(format!("more than {MAX_ANY_DEPTH} times \"**\""));
     }
     let name = parts.pop().unwrap_or_default().to_owned();
-    if name.is_empty() && base != Base::Root {
+    if name.is_empty() {
         return Err("this is everything; name what is meant".into());
     }
     Ok(Pattern { base, parents: parts.join("/").into(), name: name.into(), below, rule })
@@ -133,12 +133,29 @@ pub(crate) fn literal(text: &[u8]) -> Vec<u8> {
 }
 
 fn is_literal(part: &str) -> bool {
-    !part.bytes().any(|byte| matches!(byte, b'*' | b'?' | b'[' | b'{' | b'\\'))
+    !part.bytes().any(is_special)
 }
 
 /// Does one part of a pattern stand for this name?
 pub(crate) fn fits(part: &str, name: &[u8]) -> bool {
-    if is_literal(part) { part.as_bytes() == name } else { glob_match(part, name) }
+    let bytes = part.as_bytes();
+    // Almost every name is told apart by its first or last byte.
+    let differs = |a: Option<&u8>, b: Option<&u8>| a.is_some_and(|a| !is_special(*a) && Some(a) != b);
+    if differs(bytes.first(), name.first()) || differs(bytes.last(), name.last()) && !bytes.contains(&b'\\') {
+        return false;
+    }
+    match bytes.iter().position(|byte| is_special(*byte)) {
+        None => bytes == name,
+        Some(star) if bytes[star] == b'*' && is_literal(&part[star + 1..]) => {
+            let (start, end) = (&bytes[..star], &bytes[star + 1..]);
+            name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
+        }
+        Some(_) => glob_match(part, name),
+    }
+}
+
+fn is_special(byte: u8) -> bool {
+    matches!(byte, b'*' | b'?' | b'[' | b']' | b'{' | b'}' | b'\\')
 }
 
 /// Do these parents stand for the end of `directory` (for all of it, when `whole`)?
@@ -186,9 +203,16 @@ pub(crate) struct Index<'a> {
     pub(crate) first: [u64; 4],
 }
 
-/// FNV-1a. Written out because the table is made by the build and must mean the same at run time.
+/// Of the first and the last eight bytes and the length. Made for this table, which is built once: the build and the program
+/// must have the same one, and it is asked for every file of a tree.
 fn hash(key: &[u8]) -> usize {
-    key.iter().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)) as usize
+    let word = |bytes: Option<&[u8; 8]>| bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    let (first, last) = match key.len() {
+        8.. => (word(key.first_chunk()), word(key.last_chunk())),
+        _ => (key.iter().fold(0, |word, byte| word << 8 | u64::from(*byte)), 0),
+    };
+    let mixed = (first ^ last.rotate_left(23) ^ key.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 40) as usize
 }
 
 /// What follows the last dot.
@@ -196,6 +220,8 @@ fn ending(name: &[u8]) -> Option<&[u8]> {
     name.iter().rposition(|byte| *byte == b'.').map(|at| &name[at + 1..])
 }
 
+/// What a pattern is found by, in the order of the table.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Key<'a> {
     Name(&'a str),
     Ending(&'a str),
@@ -206,7 +232,7 @@ fn key<'a>(pattern: &'a Pattern<'_>) -> Key<'a> {
     let name: &'a str = &pattern.name;
     match name.rsplit_once('.') {
         _ if is_literal(name) => Key::Name(name),
-        Some((_, ending)) if !ending.is_empty() && is_literal(ending) && !ending.contains([']', '}']) => Key::Ending(ending),
+        Some((_, ending)) if !ending.is_empty() && is_literal(ending) => Key::Ending(ending),
         _ => Key::Rest,
     }
 }
@@ -214,12 +240,8 @@ fn key<'a>(pattern: &'a Pattern<'_>) -> Key<'a> {
 impl<'a> Index<'a> {
     pub(crate) fn new(mut patterns: Vec<Pattern<'a>>) -> Self {
         patterns.sort_by(|a, b| {
-            let rank = |pattern: &Pattern<'_>| match key(pattern) {
-                Key::Name(name) => (0, name.to_owned()),
-                Key::Ending(ending) => (1, ending.to_owned()),
-                Key::Rest => (2, String::new()),
-            };
-            rank(a).cmp(&rank(b)).then(a.rule.cmp(&b.rule))
+            let (left, right) = (key(a), key(b));
+            left.cmp(&right).then(a.rule.cmp(&b.rule))
         });
         patterns.truncate(usize::from(u16::MAX) - 1);
         let size = (patterns.len() * 3).next_power_of_two().max(2);
@@ -245,7 +267,7 @@ impl<'a> Index<'a> {
                         slots[slot] = at as u16 + 1;
                         break;
                     }
-                    known if same_key(&patterns[usize::from(known) - 1], pattern) => break,
+                    known if key(&patterns[usize::from(known) - 1]) == key(pattern) => break,
                     _ => slot = (slot + 1) & (size - 1),
                 }
             }
@@ -274,13 +296,13 @@ impl<'a> Index<'a> {
         {
             let same = |pattern: &&Pattern<'_>| ending(pattern.name.as_bytes()) == Some(end);
             let group = all[at..usize::from(self.rest)].iter().take_while(same);
-            group.filter(|pattern| glob_match(&*pattern.name, name)).for_each(&mut look);
+            group.filter(|pattern| fits(&pattern.name, name)).for_each(&mut look);
         }
         if let Some(byte) = name.first()
             && self.first[usize::from(byte >> 6)] & (1 << (byte & 63)) != 0
         {
             let rest = all[usize::from(self.rest)..].iter();
-            rest.filter(|pattern| glob_match(&*pattern.name, name)).for_each(&mut look);
+            rest.filter(|pattern| fits(&pattern.name, name)).for_each(&mut look);
         }
         best
     }
@@ -295,12 +317,5 @@ impl<'a> Index<'a> {
                 _ => slot = (slot + 1) & mask,
             }
         }
-    }
-}
-
-fn same_key(a: &Pattern<'_>, b: &Pattern<'_>) -> bool {
-    match (key(a), key(b)) {
-        (Key::Name(a), Key::Name(b)) | (Key::Ending(a), Key::Ending(b)) => a == b,
-        _ => false,
     }
 }

@@ -32,6 +32,9 @@ pub struct Rule {
     /// Content that version control tracked before the start excuses it.
     #[serde(default)]
     pub tracked: bool,
+    /// It looks into directories of installed packages, too, although it only reports.
+    #[serde(default)]
+    pub packages: bool,
     /// What counts as a change.
     #[serde(default)]
     pub check: Check,
@@ -93,7 +96,8 @@ pub enum Check {
 }
 
 /// Keys that count. A pattern is a key, or keys one below the other with `/` between them; `*` stands for any characters
-/// in one of them. It is about all that is below, too.
+/// in one of them. It is about all that is below, too. For `key = value` lines a pattern may go on with `=` and a glob for the
+/// value, in which `*` stands for any characters.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, bound(deserialize = "'de: 'static"))]
 pub struct Keys {

@@ -161,6 +161,7 @@ pub(crate) enum Quarantine {
     /// All that is known about an entry, and its content
     Show {
         /// Its number, see `list`
+        #[arg(value_parser = number)]
         id: u64,
         #[command(flatten)]
         of: QuarantineArgs,
@@ -168,6 +169,7 @@ pub(crate) enum Quarantine {
     /// The difference between what was there before and what was put aside
     Diff {
         /// Its number, see `list`
+        #[arg(value_parser = number)]
         id: u64,
         #[command(flatten)]
         of: QuarantineArgs,
@@ -185,7 +187,7 @@ pub(crate) enum Quarantine {
     /// Remove entries for good
     Discard {
         /// Their numbers, see `list`
-        #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "ID")]
+        #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "ID", value_parser = number)]
         ids: Vec<u64>,
         /// All entries of the workspace
         #[arg(long)]
@@ -195,11 +197,16 @@ pub(crate) enum Quarantine {
     },
 }
 
+/// The number of an entry.
+fn number(text: &str) -> Result<u64, &'static str> {
+    text.parse().map_err(|_| "not a number; `hermes-sandbox quarantine list` shows them")
+}
+
 /// Entries to bring back.
 #[derive(Debug, Args)]
 pub(crate) struct BringArgs {
     /// Their numbers, see `list`
-    #[arg(required = true, value_name = "ID")]
+    #[arg(required = true, value_name = "ID", value_parser = number)]
     pub(crate) ids: Vec<u64>,
     /// Replace what lies there by now
     #[arg(long)]

@@ -1,28 +1,79 @@
 //! Reaching files below a directory that somebody hostile may write: by descriptor, never above it, never through a symlink.
 
+use std::cell::{Cell, RefCell};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::{Component, Path};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
+use nix::unistd::geteuid;
 
 /// A directory, opened once.
 #[derive(Debug)]
-pub(crate) struct Root(OwnedFd);
+pub(crate) struct Root {
+    fd: OwnedFd,
+    /// Are directories that lost their rights given them back for as long as this lives?
+    insists: Cell<bool>,
+    /// Directories that were given rights, and the modes that they had.
+    opened: RefCell<Vec<(OwnedFd, u32)>>,
+}
 
 impl Root {
     /// Opens `path`, which may itself be reached through symlinks.
     pub(crate) fn open(path: &Path) -> Result<Self, Errno> {
-        openat(AT_FDCWD, path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).map(Self)
+        openat(AT_FDCWD, path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).map(Self::from_fd)
     }
 
     /// Takes a descriptor of a directory.
     pub(crate) fn from_fd(fd: OwnedFd) -> Self {
-        Self(fd)
+        Self { fd, insists: Cell::new(false), opened: RefCell::default() }
+    }
+
+    /// From now on reaches what lies in directories of ours that somebody has taken the rights from. They lose them again
+    /// with [`Root::close_up`].
+    pub(crate) fn insist(&self, insists: bool) {
+        self.insists.set(insists);
+    }
+
+    /// Takes back the rights that were given.
+    pub(crate) fn close_up(&self) {
+        for (directory, mode) in self.opened.borrow_mut().drain(..).rev() {
+            let _ = set_mode(&directory, mode);
+        }
+    }
+
+    /// Sees that entries of a directory of ours can be changed.
+    ///
+    /// # Errors
+    /// EACCES when they cannot.
+    pub(crate) fn make_writable(&self, directory: &Path) -> Result<(), Errno> {
+        if self.open_up(directory) { Ok(()) } else { Err(Errno::EACCES) }
+    }
+
+    /// Gives the first directory on the way to `relative` that cannot be read, searched or written all rights of its owner.
+    fn open_up(&self, relative: &Path) -> bool {
+        if !self.insists.get() || self.opened.borrow().len() >= MOST_OPENED {
+            return false;
+        }
+        let step = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mut at: Option<OwnedFd> = None;
+        for name in relative.components() {
+            let Ok(next) = openat(at.as_ref().unwrap_or(&self.fd), name.as_os_str(), step, Mode::empty()) else { return false };
+            let Ok(stat) = fstat(&next) else { return false };
+            let mode = stat.st_mode & 0o7777;
+            if mode & 0o700 != 0o700 && stat.st_uid == geteuid().as_raw() {
+                let done = set_mode(&next, mode | 0o700).is_ok();
+                self.opened.borrow_mut().push((next, mode));
+                return done;
+            }
+            at = Some(next);
+        }
+        false
     }
 
     /// Opens `relative`, of which no part may be a symlink. An empty path is the directory itself.
@@ -31,13 +82,17 @@ impl Root {
     /// ELOOP for a symlink, EXDEV for a path that leads above.
     pub(crate) fn at(&self, relative: &Path, flags: OFlag, mode: Mode) -> Result<OwnedFd, Errno> {
         let relative = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
+        if relative.as_os_str().len() > LONGEST_PATH {
+            return self.at_long(relative, flags, mode);
+        }
         let flags = flags | OFlag::O_CLOEXEC;
         let how = OpenHow::new()
             .flags(flags)
             .mode(mode)
             .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS);
         loop {
-            match openat2(&self.0, relative, how) {
+            match openat2(&self.fd, relative, how) {
+                Err(Errno::EACCES) if self.open_up(relative) => {}
                 // A rename outside met the look-up, openat2(2).
                 Err(Errno::EAGAIN) => {}
                 // Inside another sandbox, whose filter cannot see openat2's arguments, or before Linux 5.6.
@@ -45,6 +100,25 @@ impl Root {
                 other => return other,
             }
         }
+    }
+
+    /// In parts that the kernel takes, PATH_MAX of limits.h.
+    fn at_long(&self, relative: &Path, flags: OFlag, mode: Mode) -> Result<OwnedFd, Errno> {
+        let (mut first, mut rest) = (PathBuf::new(), PathBuf::new());
+        for name in relative.components() {
+            let to = if rest.as_os_str().is_empty() && first.as_os_str().len() + name.as_os_str().len() < LONGEST_PATH {
+                &mut first
+            } else {
+                &mut rest
+            };
+            to.push(name);
+        }
+        let step = self.at(&first, OFlag::O_PATH | OFlag::O_DIRECTORY, Mode::empty())?;
+        let step = Self::from_fd(step);
+        step.insists.set(self.insists.get());
+        let found = step.at(&rest, flags, mode);
+        self.opened.borrow_mut().append(&mut step.opened.borrow_mut());
+        found
     }
 
     fn at_by_name(&self, relative: &Path, flags: OFlag, mode: Mode) -> Result<OwnedFd, Errno> {
@@ -56,13 +130,13 @@ impl Root {
                 _ => return Err(Errno::EXDEV),
             }
         }
-        let Some(last) = names.pop() else { return openat(&self.0, ".", flags, mode) };
+        let Some(last) = names.pop() else { return openat(&self.fd, ".", flags, mode) };
         let step = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let mut at: Option<OwnedFd> = None;
         for name in names {
-            at = Some(openat(at.as_ref().unwrap_or(&self.0), name, step, Mode::empty())?);
+            at = Some(openat(at.as_ref().unwrap_or(&self.fd), name, step, Mode::empty())?);
         }
-        let fd = openat(at.as_ref().unwrap_or(&self.0), last, flags | OFlag::O_NOFOLLOW, mode)?;
+        let fd = openat(at.as_ref().unwrap_or(&self.fd), last, flags | OFlag::O_NOFOLLOW, mode)?;
         if kind(&fstat(&fd)?) == SFlag::S_IFLNK { Err(Errno::ELOOP) } else { Ok(fd) }
     }
 
@@ -76,7 +150,7 @@ impl Root {
     /// What `relative` is; a symlink at its end is told, not followed.
     pub(crate) fn stat(&self, relative: &Path) -> Result<FileStat, Errno> {
         if relative.as_os_str().is_empty() {
-            return fstat(&self.0);
+            return fstat(&self.fd);
         }
         let (parent, name) = self.parent(relative)?;
         nix::sys::stat::fstatat(&parent, name, nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW)
@@ -107,8 +181,24 @@ impl Root {
 
 impl AsFd for Root {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        self.close_up();
+    }
+}
+
+/// Bytes of a path that one call takes, with a margin below PATH_MAX.
+const LONGEST_PATH: usize = 3500;
+
+/// Directories that are held open to take back the rights that they were given.
+const MOST_OPENED: usize = 256;
+
+fn set_mode(directory: &OwnedFd, mode: u32) -> io::Result<()> {
+    std::fs::set_permissions(by_descriptor(directory), std::fs::Permissions::from_mode(mode))
 }
 
 /// The type bits of a mode.
@@ -155,6 +245,30 @@ mod tests {
             assert!(root.at_by_name(Path::new(bad), OFlag::O_RDONLY, Mode::empty()).is_err(), "{bad}");
         }
         assert!(root.at_by_name(Path::new("./deep/f"), OFlag::O_RDONLY, Mode::empty()).is_ok());
+    }
+
+    #[test]
+    fn rights_are_given_and_taken_back() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("a/b")).unwrap();
+        std::fs::write(dir.path().join("a/b/f"), "f").unwrap();
+        let mode = |path: &str| std::fs::metadata(dir.path().join(path)).unwrap().permissions().mode() & 0o7777;
+        let set = |path: &str, mode| {
+            std::fs::set_permissions(dir.path().join(path), std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        set("a/b", 0o000);
+        set("a", 0o400);
+        let root = Root::open(dir.path()).unwrap();
+        assert!(geteuid().is_root() || root.read(Path::new("a/b/f"), 1).is_err());
+        root.insist(true);
+        assert!(root.open_up(Path::new("a/b")) && root.open_up(Path::new("a/b")) && !root.open_up(Path::new("a/b")));
+        assert_eq!(root.read(Path::new("a/b/f"), 1).unwrap().0, b"f");
+        assert_eq!(mode("a/b"), 0o700);
+        drop(root);
+        assert_eq!(mode("a"), 0o400);
+        set("a", 0o700);
+        assert_eq!(mode("a/b"), 0o000);
+        set("a/b", 0o700);
     }
 
     #[test]

@@ -41,13 +41,8 @@ pub(crate) fn path(path: &Path) -> String {
 
 /// Writes to stdout in one go. That nobody reads any more is not worth a word.
 pub(crate) fn print(text: &str) -> Result<(), Error> {
-    print_bytes(text.as_bytes())
-}
-
-/// As [`print`], for what need not be text. The caller made it harmless if it goes to a terminal.
-pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), Error> {
     let mut stdout = io::stdout().lock();
-    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Error::setup(format!("cannot write to standard output: {e}"))),
         _ => Ok(()),
     }

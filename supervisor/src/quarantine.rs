@@ -5,6 +5,7 @@ mod place;
 mod show;
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,6 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::args::{BringArgs, Quarantine as Action, QuarantineArgs};
-use crate::changes::quote;
 use crate::error::Error;
 use crate::events::Log;
 use crate::guard::quarantine::{self, Entry, Stage, What};
@@ -60,11 +60,12 @@ fn open(of: &QuarantineArgs, all: bool) -> Result<Opened, Error> {
     let state_dir = caller.state_dir.clone().ok_or_else(|| {
         Error::setup("there is no home directory in which anything could have been put aside").hint("set HOME or XDG_STATE_HOME")
     })?;
+    let dir = caller.cwd.join(of.workspace.as_deref().unwrap_or(Path::new("")));
+    let real = dir.canonicalize().unwrap_or_else(|_| dir.clone());
     let mut log = Log::open(None)?;
-    for outcome in guard::recover(&state_dir)? {
+    for outcome in guard::recover(&state_dir, &|tree| !all && (real.starts_with(tree) || tree.starts_with(&real)))? {
         guard::tell(&outcome, &mut log)?;
     }
-    let dir = caller.cwd.join(of.workspace.as_deref().unwrap_or(Path::new("")));
     let places = if all { place::all(&state_dir)? } else { place::around(&state_dir, &dir)? };
     Ok(Opened { state_dir, named: output::path(&dir), places })
 }
@@ -161,42 +162,37 @@ struct Compared<'a> {
 
 fn difference(found: &Found<'_>, json: bool) -> Result<u8, Error> {
     let Found { place, id, entry } = found;
-    let path = output::path(&entry.path);
-    let refuse = |why: &str| {
-        Error::setup(format!("cannot compare {path}: {why}"))
-            .hint(format!("`hermes-sandbox quarantine show {id}` says what is known"))
-    };
-    if entry.what == What::Special {
-        return Err(refuse("it was a pipe, socket or device"));
-    }
-    if entry.before == quarantine::Before::Unknown {
-        return Err(refuse("what was there before was too long, or no file, so there is no copy of it"));
-    }
     let (before, content) = show::both(found)?;
     let old = match entry.before {
         quarantine::Before::File(mode) => Some(diff::Side { symlink: false, mode, content: Some(&before) }),
         quarantine::Before::Symlink => Some(diff::Side { symlink: true, mode: 0o777, content: Some(&before) }),
-        quarantine::Before::Absent | quarantine::Before::Unknown => None,
+        quarantine::Before::Unknown => Some(diff::Side { symlink: false, mode: entry.mode, content: None }),
+        quarantine::Before::Absent => None,
     };
     let new = diff::Side { symlink: entry.what == What::Symlink, mode: entry.mode, content: content.as_deref() };
-    let lines = diff::lines(&entry.path, old, Some(new));
+    let lines = match entry.what {
+        What::Special => {
+            vec![("", format!("{}: {}", output::path(&entry.path), show::SPECIAL).into_bytes())]
+        }
+        _ => diff::lines(&entry.path, old, Some(new)),
+    };
     if json {
         let text: Vec<String> = lines.iter().map(|(_, line)| show::harmless(line) + "\n").collect();
         let listed = Listed { id: *id, tree: output::path(&place.path), entry };
         output::print_json(&Compared { listed, diff: text.concat() })?;
         return Ok(0);
     }
-    let terminal = io::stdout().is_terminal();
-    let colours = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let mut text = Vec::new();
+    let colours = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let mut text = String::new();
     for (colour, line) in lines {
-        let line = if terminal { quote::harmless(&line) } else { line };
-        match colours && !colour.is_empty() {
-            true => text.extend([b"\x1b[", colour.as_bytes(), b"m", &line, b"\x1b[m\n"].concat()),
-            false => text.extend([&line, &b"\n"[..]].concat()),
-        }
+        // Piped too: most of what it is piped to shows it on a terminal.
+        let line = show::harmless(&line);
+        _ = match colours && !colour.is_empty() {
+            true => writeln!(text, "\x1b[{colour}m{line}\x1b[m"),
+            false => writeln!(text, "{line}"),
+        };
     }
-    output::print_bytes(&text)?;
+    output::print(&text)?;
     Ok(0)
 }
 

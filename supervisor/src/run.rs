@@ -41,11 +41,11 @@ fn start(args: RunArgs, log: &mut Log) -> Result<u8, Error> {
 fn guard_trees(prepared: &mut Prepared, command: &[OsString], log: &mut Log) -> Result<Option<Guards>, Error> {
     let state_dir = prepared.caller.state_dir.as_deref();
     if let Some(state_dir) = state_dir {
-        for outcome in guard::recover(state_dir)? {
+        for outcome in guard::recover(state_dir, &|tree| guard::concerns(&prepared.plan, tree))? {
             guard::tell(&outcome, log)?;
         }
     }
-    let guards = Guards::begin(&prepared.plan, &prepared.policy.guard, state_dir, command)?;
+    let guards = Guards::begin(&prepared.plan, &prepared.policy.guard, &prepared.caller, command)?;
     if let Some(shadow) = guards.as_ref().map(Guards::shadow).transpose()?.flatten() {
         engine::show_shadow(&mut prepared.plan, shadow);
     }

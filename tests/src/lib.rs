@@ -7,11 +7,13 @@
 mod host;
 mod outcome;
 mod pty;
+mod quarantine;
 mod sandbox;
 mod skip;
 
 pub use host::{Listener, TreeSnapshot, wait_until};
-pub use outcome::{Outcome, run_to_end, run_to_end_with_input, run_to_end_within, shell_line};
+pub use outcome::{Live, Outcome, run_to_end, run_to_end_with_input, run_to_end_within, shell_line};
 pub use pty::{Pty, Step};
+pub use quarantine::{Aside, Seen};
 pub use sandbox::{PYTHON, Sandbox, binary, fixture};
 pub use skip::{is_root, program, record_skip};

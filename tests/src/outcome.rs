@@ -1,8 +1,9 @@
 //! Running a command to its end, with a time limit, and judging what came out.
 
 use std::io::{Read, Write};
+use std::ops::{Deref, DerefMut};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -183,5 +184,59 @@ impl Outcome {
             cut(self.out()),
             cut(self.err())
         )
+    }
+}
+
+/// A command that runs beside the test, and is killed when the test ends first.
+#[derive(Debug)]
+pub struct Live(Option<Child>);
+
+impl Live {
+    /// Starts it, without input, in a process group of its own, so that nothing it does to its group meets the test.
+    pub fn start(command: &mut Command) -> Self {
+        let child = command.stdin(Stdio::null()).process_group(0).spawn();
+        Self(Some(child.unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"))))
+    }
+
+    /// Waits for its end, and kills it when that takes too long.
+    pub fn end(&mut self) -> ExitStatus {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            if let Some(status) = self.try_wait().expect("our own child") {
+                return status;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.kill();
+        self.wait().expect("our own child")
+    }
+
+    /// Waits for its end and takes the little that it wrote into pipes.
+    pub fn output(mut self) -> Output {
+        self.end();
+        self.0.take().expect("until taken").wait_with_output().expect("our own child")
+    }
+}
+
+impl Deref for Live {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        self.0.as_ref().expect("until taken")
+    }
+}
+
+impl DerefMut for Live {
+    fn deref_mut(&mut self) -> &mut Child {
+        self.0.as_mut().expect("until taken")
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }

@@ -25,8 +25,15 @@ pub struct Merged {
     pub refused: Vec<String>,
 }
 
+/// What the caller knows to be good, by key and value.
+pub type Also<'a> = &'a dyn Fn(&str, &[u8]) -> bool;
+
 /// All values of every key.
 type Values<'f> = BTreeMap<&'f Name, Vec<Option<&'f [u8]>>>;
+
+/// Longest text of the sandbox that is looked at, and most keys that one merge changes: each change reads the text again.
+const MAX_TEXT: usize = 512 << 10;
+const MAX_CHANGES: usize = 256;
 
 /// Brings the good ones of the changes from `before` to `now` into `host`.
 ///
@@ -37,31 +44,67 @@ type Values<'f> = BTreeMap<&'f Name, Vec<Option<&'f [u8]>>>;
 /// # Errors
 /// When one of the texts is not configuration. Git is lenient nowhere, so this is not either.
 pub fn merge(before: &[u8], now: &[u8], host: &[u8]) -> Result<Merged, Unreadable> {
-    let (before, now) = (grammar::parse(before)?, grammar::parse(now)?);
+    merge_with(before, now, host, &|_, _| false)
+}
+
+/// As [`merge`], and what `also` says of a key and a value is good too: `core.worktree`, or a directory as the address of a
+/// remote that is new.
+///
+/// # Errors
+/// As [`merge`].
+pub fn merge_with(before: &[u8], now: &[u8], host: &[u8], also: Also<'_>) -> Result<Merged, Unreadable> {
     let mut host = grammar::parse(host)?;
-    let mut refused = Vec::new();
-    let (old, new) = (values(&before), values(&now));
-    let keys: BTreeSet<&Name> = old.keys().chain(new.keys()).copied().collect();
-    let mut changes = Vec::new();
-    {
-        let known = values(&host);
-        for key in keys {
-            let (old_values, new_values) = (of(&old, key), of(&new, key));
-            if old_values == new_values || of(&known, key) == new_values {
-                continue;
-            }
-            let change = allowed::Change { key, new: new_values, before: &old, now: &new, host: &known };
-            match change.is_allowed() {
-                true => changes.push((key.clone(), new_values.iter().map(|value| value.map(<[u8]>::to_vec)).collect::<Vec<_>>())),
-                false => refused.push(key.to_string()),
-            }
-        }
-    }
-    for (key, values) in changes {
-        let text = edit::set(&host, &key, &values);
-        host = grammar::parse(&text)?;
+    let Changes { mut good, mut refused } = changes(&parse(before)?, &parse(now)?, &host, also);
+    let too_many = good.split_off(good.len().min(MAX_CHANGES));
+    refused.extend(too_many.iter().map(|(key, _)| key.to_string()));
+    for (key, values) in good {
+        host = grammar::parse(&edit::set(&host, &key, &values))?;
     }
     Ok(Merged { text: host.text, refused })
+}
+
+/// All keys that have a value, in the order of the text. Nothing of a text that is not configuration.
+pub fn entries(text: &[u8]) -> Vec<(String, Vec<u8>)> {
+    let entries = parse(text).map(|file| file.entries).unwrap_or_default();
+    entries.into_iter().filter_map(|entry| Some((entry.name.to_string(), entry.value?))).collect()
+}
+
+/// Keys that `now` changes and that no host should have. A baseline that is no configuration counts as empty.
+pub(super) fn refused(before: &[u8], now: &[u8]) -> Result<Vec<String>, Unreadable> {
+    let now = parse(now)?;
+    let before = parse(before).or_else(|_| parse(&[]))?;
+    Ok(changes(&before, &now, &before, &|_, _| false).refused)
+}
+
+fn parse(text: &[u8]) -> Result<File, Unreadable> {
+    match text.len() > MAX_TEXT {
+        true => Err(Unreadable { line: 0 }),
+        false => grammar::parse(text),
+    }
+}
+
+/// Keys with the values that they get, and those that are not good.
+struct Changes {
+    good: Vec<(Name, Vec<Option<Vec<u8>>>)>,
+    refused: Vec<String>,
+}
+
+fn changes(before: &File, now: &File, host: &File, also: Also<'_>) -> Changes {
+    let (before, now, host) = (values(before), values(now), values(host));
+    let keys: BTreeSet<&Name> = before.keys().chain(now.keys()).copied().collect();
+    let mut changes = Changes { good: Vec::new(), refused: Vec::new() };
+    for key in keys {
+        let new = of(&now, key);
+        if of(&before, key) == new || of(&host, key) == new {
+            continue;
+        }
+        let change = allowed::Change { key, new, before: &before, now: &now, host: &host, also };
+        match change.is_allowed() {
+            true => changes.good.push((key.clone(), new.iter().map(|value| value.map(<[u8]>::to_vec)).collect())),
+            false => changes.refused.push(key.to_string()),
+        }
+    }
+    changes
 }
 
 fn values(file: &File) -> Values<'_> {

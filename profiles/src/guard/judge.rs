@@ -65,9 +65,9 @@ fn is_unclear(check: &Check, content: &[u8]) -> bool {
 fn find(check: &Check, before: Option<&[u8]>, now: &[u8]) -> Finding {
     match check {
         Check::Whole => Finding::Counts(if before.is_some() { "has changed" } else { "is new" }.into()),
-        Check::GitConfig => match git_config::merge(before.unwrap_or_default(), now, before.unwrap_or_default()) {
-            Ok(merged) if merged.refused.is_empty() => Finding::Harmless,
-            Ok(merged) => Finding::Counts(format!("sets {}", list(merged.refused.iter().map(String::as_str)))),
+        Check::GitConfig => match git_config::refused(before.unwrap_or_default(), now) {
+            Ok(refused) if refused.is_empty() => Finding::Harmless,
+            Ok(refused) => Finding::Counts(format!("sets {}", list(refused.iter().map(String::as_str)))),
             Err(unreadable) => Finding::Unclear(unreadable.to_string()),
         },
         Check::Todo => text::todo(now),

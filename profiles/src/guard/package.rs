@@ -1,10 +1,11 @@
 //! `package.json`: what runs or is obeyed without being called by name.
 
 use super::judge::{Finding, list};
-use super::tree::{Tree, changed, json};
+use super::tree::{Tree, changed, strict_json as json};
 use crate::rule::{Keys, Text};
 
 /// Scripts that package managers run by themselves (npm-scripts, "Life Cycle Scripts").
+#[rustfmt::skip]
 const LIFECYCLE: [&str; 16] = [
     "preinstall",
     "install",
@@ -25,7 +26,9 @@ const LIFECYCLE: [&str; 16] = [
 ];
 
 /// Other keys that tools obey when a person installs, commits or builds.
-const OBEYED: [&str; 12] = [
+#[rustfmt::skip]
+const OBEYED: [&str; 17] = [
+    "dependencies", "devDependencies", "optionalDependencies", "overrides", "resolutions",
     "packageManager",
     "devEngines",
     "bin",

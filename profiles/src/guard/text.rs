@@ -36,10 +36,25 @@ fn counting<'t>(keys: &Keys, text: &'t str) -> Vec<(&'t str, &'t str)> {
             let key = key.to_ascii_lowercase();
             keys.refuse.iter().any(|pattern| fits(pattern, key.as_bytes()))
         } else {
-            !keys.allow.iter().any(|pattern| fits(pattern, key.as_bytes()))
+            !keys.allow.iter().any(|pattern| is_line(pattern, key, value.trim()))
         }
     };
     lines.filter(counts).map(|line| (line.split('=').next().unwrap_or(line).trim_end(), line)).collect()
+}
+
+/// A pattern for the key, and maybe one for the value.
+fn is_line(pattern: &str, key: &str, value: &str) -> bool {
+    match pattern.split_once('=') {
+        None => fits(pattern, key.as_bytes()),
+        Some((name, glob)) => {
+            let (start, end) = glob.split_once('*').unwrap_or((glob, ""));
+            name == key
+                && value.len() >= start.len() + end.len()
+                && value.starts_with(start)
+                && value.ends_with(end)
+                && !value.contains("..")
+        }
+    }
 }
 
 /// `key = value` lines.
@@ -113,34 +128,11 @@ fn variable(line: &str) -> Result<(), String> {
 
 /// Steps of git's todo lists that run commands.
 pub(super) fn todo(now: &[u8]) -> Finding {
-    // Each as a whole word: what starts otherwise is an error to git. A line that is not UTF-8 in its message is fine.
-    const STEPS: [&[u8]; 26] = [
-        b"pick",
-        b"p",
-        b"reword",
-        b"r",
-        b"edit",
-        b"e",
-        b"squash",
-        b"s",
-        b"fixup",
-        b"f",
-        b"break",
-        b"b",
-        b"drop",
-        b"d",
-        b"label",
-        b"l",
-        b"reset",
-        b"t",
-        b"merge",
-        b"m",
-        b"update-ref",
-        b"u",
-        b"noop",
-        b"revert",
-        b"cherry-pick",
-        b"noop",
+    // Each as a whole word: what starts otherwise is an error to git. The last is one of `git revert` and `git cherry-pick`.
+    #[rustfmt::skip]
+    const STEPS: [&[u8]; 24] = [
+        b"pick", b"p", b"reword", b"r", b"edit", b"e", b"squash", b"s", b"fixup", b"f", b"break", b"b", b"drop", b"d", b"label",
+        b"l", b"reset", b"t", b"merge", b"m", b"update-ref", b"u", b"noop", b"revert",
     ];
     if now.contains(&0) {
         return Finding::Unclear("holds NUL".into());
@@ -195,7 +187,11 @@ pub(super) fn version(now: &[u8]) -> Finding {
                 && !word.contains("..")
     };
     let lines = split_lines(text).map(|line| line.split('#').next().unwrap_or_default());
-    match lines.flat_map(str::split_whitespace).find(|word| !plain_word(word)) {
+    match lines
+        .flat_map(|line| line.split(|c: char| c.is_whitespace() || c == '='))
+        .filter(|word| !word.is_empty())
+        .find(|word| !plain_word(word))
+    {
         Some(word) => Finding::Counts(format!("names {}, which is no plain version", list([word].into_iter()))),
         None => Finding::Harmless,
     }
@@ -209,7 +205,7 @@ pub(super) fn pth(before: Option<&[u8]>, now: &[u8]) -> Finding {
     };
     let before: Vec<&str> =
         before.and_then(|before| plain(before).ok()).map(|text| split_lines(text).collect()).unwrap_or_default();
-    // site.py asks for "import " and "import\t" at the start of a line; a form feed or a blank in front is no match there.
+    // site.py asks for "import " and "import\t" at the start of a line. With a blank in front it takes the line for a path.
     let runs = |line: &&str| line.trim_start().strip_prefix("import").is_some_and(|rest| rest.starts_with([' ', '\t']));
     match split_lines(text).filter(runs).any(|line| !before.contains(&line)) {
         true => Finding::Counts("has a line that Python executes".into()),

@@ -29,9 +29,18 @@ pub(super) fn plain(bytes: &[u8]) -> Result<&str, String> {
 
 /// JSON with comments and trailing commas, as editors read it.
 pub(super) fn json(bytes: &[u8]) -> Result<Tree, String> {
+    parse_json(bytes, true)
+}
+
+/// JSON and nothing more, as package managers read it.
+pub(super) fn strict_json(bytes: &[u8]) -> Result<Tree, String> {
+    parse_json(bytes, false)
+}
+
+fn parse_json(bytes: &[u8], lenient: bool) -> Result<Tree, String> {
     let options = jsonc_parser::ParseOptions {
-        allow_comments: true,
-        allow_trailing_commas: true,
+        allow_comments: lenient,
+        allow_trailing_commas: lenient,
         allow_loose_object_property_names: false,
         allow_missing_commas: false,
         allow_single_quoted_strings: false,

@@ -11,14 +11,15 @@ use hermes_backends::step::StepError;
 use hermes_backends::wire::Cover;
 
 use super::history::Tips;
-use super::run::{Repository, Run};
-use super::settle::{Decision, decide};
+use super::run::{Record, Repository, Run};
+use super::settle::{About, Decision, Outcome, Settler, decide};
 use super::shadow::{self, Manner};
-use super::snapshot::{Is, LONGEST, Snapshot, Wanted, hold};
+use super::snapshot::{Change, Is, LONGEST, Snapshot, Wanted, hold};
 use super::watch::{Watch, Work};
 use super::{Guards, TreeRules, cannot, look, store};
 use crate::error::Error;
 use crate::output;
+use crate::state::Tree;
 
 /// Why names are being covered, in the order in which it was asked for.
 #[derive(Debug)]
@@ -137,10 +138,14 @@ impl Guards {
             let Some(repository) = record.repositories.iter().find(|repository| repository.shadow == Some(number)) else {
                 continue;
             };
+            let rules = TreeRules::new(&self.record.rules, &tree.path, &record.skips, &self.record.readable)
+                .with_aliases(&self.trees[index].1.aliases);
             let private = shadow::read(&self.run.dir, baseline, &repository.git, number)?;
             for (path, before, now) in &private.configs {
                 if let Is::File(new) = &now.is {
-                    let (_, text) = shadow::merge(tree, path, shadow::text(before.as_ref()), new, Manner::InPlace)?;
+                    let old = shadow::text(before.as_ref());
+                    let also = |key: &str, value: &[u8]| rules.leads_well(&repository.git, key, value);
+                    let (_, text) = shadow::merge(tree, path, old, new, Manner::InPlace, &also)?;
                     if let Some(live) = &mut self.live {
                         live.merged.insert((index, path.clone()), text);
                     }
@@ -185,12 +190,16 @@ impl Guards {
             let Some(old) = self.live.as_mut().map(|live| std::mem::take(&mut live.looks[index])) else { return Ok(()) };
             let (tree, _) = &self.trees[index];
             let of_tree = &self.record.trees[index];
-            let rules = TreeRules::new(&self.record.rules, &tree.path, &of_tree.skips, &self.record.readable);
+            let rules = TreeRules::new(&self.record.rules, &tree.path, &of_tree.skips, &self.record.readable)
+                .with_aliases(&self.trees[index].1.aliases);
             let now = look(tree, &rules, Some(&old))?;
             let known = |git: &PathBuf| of_tree.repositories.iter().any(|repository| repository.git == *git);
             let new: Vec<PathBuf> = now.git_dirs().into_iter().filter(|git| !known(git)).collect();
             let bad: Vec<PathBuf> = new.iter().filter(|git| runs_something(&rules, &now, git)).cloned().collect();
             let path = tree.path.clone();
+            let begun = take_away(&self.run, &self.record, tree, &rules, &self.trees[index].1, &now)?;
+            self.outcome.put_aside.extend(begun.put_aside);
+            self.outcome.failed.extend(begun.failed);
             for git in bad {
                 self.shadow_new(index, &now, git)?;
             }
@@ -227,15 +236,17 @@ impl Guards {
     fn clean(&self, index: usize, git: &Path) -> io::Result<()> {
         let (tree, _) = &self.trees[index];
         let of_tree = &self.record.trees[index];
-        let rules = TreeRules::new(&self.record.rules, &tree.path, &of_tree.skips, &self.record.readable);
+        let rules = TreeRules::new(&self.record.rules, &tree.path, &of_tree.skips, &self.record.readable)
+            .with_aliases(&self.trees[index].1.aliases);
         let now = look(tree, &rules, None)?;
         for (path, around, held) in now.held().filter(|(_, around, _)| around.as_deref() == Some(git)) {
             let Some(rule) = rules.rule(&path, around.as_deref()) else { continue };
+            let also = |key: &str, value: &[u8]| rules.leads_well(git, key, value);
             let is_config = path.file_name().is_some_and(|name| shadow::CONFIGS.iter().any(|config| name == *config));
-            match (decide(rule, None, held, false), &held.is) {
+            match (decide(rule, None, held, false, &also), &held.is) {
                 (Decision::PutAside { .. }, Is::File(content)) if is_config => {
                     let clean = tree.root.read(&path, LONGEST).map(|(host, _)| host).unwrap_or_else(|_| content.clone());
-                    shadow::clean(tree, &path, &clean)?;
+                    shadow::clean(tree, &path, &clean, &also)?;
                 }
                 (Decision::PutAside { .. }, _) if path.strip_prefix(git).is_ok_and(|inside| inside.starts_with("hooks")) => {
                     let (parent, name) = tree.root.parent(&path)?;
@@ -248,12 +259,40 @@ impl Guards {
     }
 }
 
+/// Puts aside at once what leads git to hooks and configuration somewhere else: nothing can be covered that is not there
+/// before, and git itself only makes it for linked worktrees.
+fn take_away(
+    run: &Run,
+    record: &Record,
+    tree: &Tree,
+    rules: &TreeRules<'_>,
+    baseline: &Snapshot,
+    now: &Snapshot,
+) -> io::Result<Outcome> {
+    let planted = |change: &Change| {
+        let inside = change.git.as_deref().and_then(|git| change.path.strip_prefix(git).ok());
+        inside == Some(Path::new("commondir")) && change.now.is_some()
+    };
+    let (changes, _) = baseline.changes(now);
+    let changes: Vec<Change> = changes.into_iter().filter(planted).collect();
+    if changes.is_empty() {
+        return Ok(Outcome::default());
+    }
+    let about = About::of(run, record);
+    let mut settler = Settler::new(tree, rules, &about)?;
+    for candidate in settler.judge_all(changes, now)? {
+        settler.put_aside(candidate);
+    }
+    Ok(settler.outcome)
+}
+
 /// Would a host tool that looks into this repository run something?
 fn runs_something(rules: &TreeRules<'_>, now: &Snapshot, git: &Path) -> bool {
+    let also = |key: &str, value: &[u8]| rules.leads_well(git, key, value);
     now.held().filter(|(_, around, _)| around.as_deref() == Some(git)).any(|(path, around, held)| {
         let inside = path.strip_prefix(git).unwrap_or(&path);
         let shadowed = inside.starts_with("hooks") || shadow::CONFIGS.iter().any(|config| inside == Path::new(config));
         let rule = rules.rule(&path, around.as_deref()).filter(|_| shadowed);
-        rule.is_some_and(|rule| matches!(decide(rule, None, held, false), Decision::PutAside { .. }))
+        rule.is_some_and(|rule| matches!(decide(rule, None, held, false, &also), Decision::PutAside { .. }))
     })
 }

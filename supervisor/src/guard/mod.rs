@@ -27,6 +27,7 @@ use hermes_backends::compile::shadow::Shadow;
 use hermes_backends::plan::{MountStep, PathRights, Plan, Source, Tier};
 use hermes_backends::wire::Cover;
 use hermes_profiles::guard::Check;
+use hermes_profiles::guard::Selector;
 use hermes_profiles::{GuardRules, ospath};
 use nix::sys::statfs::fstatfs;
 use std::os::unix::fs::MetadataExt;
@@ -35,6 +36,7 @@ use crate::error::Error;
 use crate::events::{Event, Log};
 use crate::output;
 use crate::state::Tree;
+use hermes_profiles::Caller;
 use quarantine::{Quarantine, Stage};
 use rules::TreeRules;
 use run::{Readable, Record, Repository, Run, TreeRecord};
@@ -50,15 +52,34 @@ pub(crate) struct Guards {
     trees: Vec<(Tree, Snapshot)>,
     shadowing: bool,
     live: Option<live::Live>,
+    /// What was put aside already.
+    outcome: Outcome,
 }
 
 /// Settles what killed supervisors have left. Every command that works with trees begins with it.
 ///
 /// # Errors
 /// Something cannot be settled: then nothing may start, because its plant would count as what was there before.
-pub(crate) fn recover(state_dir: &Path) -> Result<Vec<Outcome>, Error> {
+pub(crate) fn recover(state_dir: &Path, concerns: &dyn Fn(&Path) -> bool) -> Result<Vec<Outcome>, Error> {
     let (dead, _) = Run::others(state_dir).map_err(|e| cannot("look for runs that were killed in", state_dir, &e))?;
-    dead.into_iter().map(|run| recover_one(state_dir, run)).collect()
+    let mut outcomes = Vec::with_capacity(dead.len());
+    for run in dead {
+        let record = Run::record(&run.dir).map_err(|e| {
+            cannot("read the record of a killed run in", &run.dir, &e)
+                .hint("look at what changed in its workspace, then remove that directory")
+        });
+        let trees: Vec<PathBuf> = match &record {
+            Ok(Some(record)) => record.trees.iter().map(|tree| tree.path.clone()).collect(),
+            _ => Vec::new(),
+        };
+        match record.and_then(|record| recover_one(state_dir, run, record)) {
+            Ok(outcome) => outcomes.push(outcome),
+            // The trees of another run need not stand in the way of this one.
+            Err(error) if !trees.is_empty() && !trees.iter().any(|tree| concerns(tree)) => drop(error.report()),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(outcomes)
 }
 
 /// Does a live run know the tree of this state directory? What comes into the tree meanwhile counts as the run's.
@@ -69,12 +90,8 @@ pub(crate) fn in_use(state_dir: &Path, tree: &Path) -> Result<bool, Error> {
     Ok(records.into_iter().any(|record| record.trees.iter().any(|of_tree| of_tree.state == tree)))
 }
 
-fn recover_one(state_dir: &Path, run: Run) -> Result<Outcome, Error> {
+fn recover_one(state_dir: &Path, run: Run, record: Option<Record>) -> Result<Outcome, Error> {
     let dir = run.dir.clone();
-    let record = Run::record(&dir).map_err(|e| {
-        cannot("read the record of a killed run in", &dir, &e)
-            .hint("look at what changed in its workspace, then remove that directory")
-    })?;
     let Some(record) = record else {
         run.end().map_err(|e| cannot("remove", &dir, &e))?;
         return Ok(Outcome::default());
@@ -94,6 +111,10 @@ fn recover_one(state_dir: &Path, run: Run) -> Result<Outcome, Error> {
             .map_err(|e| cannot("read what is known from before a killed run in", &dir, &e))?;
         settle_tree(&run, &record, of_tree, &tree, &baseline, &mut outcome)?;
     }
+    if let Some((path, why)) = outcome.failed.first() {
+        return Err(Error::setup(format!("cannot put aside {}, which a killed run left: {why}", output::path(path)))
+            .hint("remove it, or make it removable; nothing may start before, because it would count as what was there"));
+    }
     run.end().map_err(|e| cannot("remove", &dir, &e))?;
     Ok(outcome)
 }
@@ -103,17 +124,12 @@ impl Guards {
     ///
     /// # Errors
     /// The state directory or a quarantine cannot be written, or a killed run cannot be settled.
-    pub(crate) fn begin(
-        plan: &Plan,
-        rules: &GuardRules,
-        state_dir: Option<&Path>,
-        command: &[OsString],
-    ) -> Result<Option<Self>, Error> {
+    pub(crate) fn begin(plan: &Plan, rules: &GuardRules, caller: &Caller, command: &[OsString]) -> Result<Option<Self>, Error> {
         let paths = writable_trees(plan);
         if paths.is_empty() {
             return Ok(None);
         }
-        let state_dir = state_dir.ok_or_else(|| {
+        let state_dir = caller.state_dir.as_deref().ok_or_else(|| {
             Error::setup("there is no home directory to keep in it what is put aside").hint("set HOME or XDG_STATE_HOME")
         })?;
         let readable = readable(plan);
@@ -142,11 +158,11 @@ impl Guards {
             init: None,
             profile: plan.profile.clone(),
             command: words.join(" "),
-            rules: rules.clone(),
+            rules: with_path(rules, caller, &trees),
             trees: records,
             readable,
         };
-        Ok(Some(Self { run, record, trees, shadowing, live: None }))
+        Ok(Some(Self { run, record, trees, shadowing, live: None, outcome: Outcome::default() }))
     }
 
     /// The two directories that jobs see instead of what is shadowed.
@@ -172,13 +188,26 @@ impl Guards {
         let Record { rules, readable, trees: records, .. } = &mut self.record;
         for (index, ((tree, baseline), record)) in self.trees.iter_mut().zip(records).enumerate() {
             let failed = |e: io::Error| cannot("keep what is known about files in", &tree.path, &e);
-            let tree_rules = TreeRules::new(rules, &tree.path, &record.skips, readable);
             let known = tree.state.join("index");
             let old: Option<Snapshot> = store::read_if_known(&known).map_err(failed)?;
+            let aliases = old.as_ref().map(|old| old.aliases.clone()).unwrap_or_default();
+            let mut tree_rules = TreeRules::new(rules, &tree.path, &record.skips, readable).with_aliases(&aliases);
+            tree.root.insist(true);
             let mut now = look(tree, &tree_rules, old.as_ref()).map_err(failed)?;
+            for _ in 0..MOST_STEPS {
+                let aliases = tree_rules.aliases_of(&now);
+                if aliases == now.aliases {
+                    break;
+                }
+                // What they lead to may have been passed by, and may lead on.
+                tree_rules = tree_rules.with_aliases(&aliases);
+                now = look(tree, &tree_rules, None).map_err(failed)?;
+            }
             if now.renewed {
                 store::write(&known, &now).map_err(failed)?;
             }
+            tree.root.insist(false);
+            tree.root.close_up();
             let mut corrected = false;
             for sibling in siblings.iter().filter(|(state, _)| *state == tree.state) {
                 now.correct(&sibling.1);
@@ -189,8 +218,23 @@ impl Guards {
             if corrected || std::fs::hard_link(&known, &own).is_err() {
                 store::write(&own, &now).map_err(failed)?;
             }
+            if self.shadowing {
+                let tree_rules = TreeRules::new(rules, &tree.path, &record.skips, readable).with_aliases(&now.aliases);
+                covers.extend(read_only(&tree_rules, &tree.path, &now));
+            }
+            let distrusted: Distrusted =
+                store::read_if_known(&tree.state.join("distrusted")).map_err(failed)?.unwrap_or_default();
+            let tips = |git: &Path| {
+                let mut tips = history::tips(&tree.path.join(git));
+                tips.distrust(distrusted.iter().filter(|(at, _)| at == git).map(|(_, id)| *id));
+                tips
+            };
+            for (git, target) in pointers(&now) {
+                let tips = tips(&target);
+                record.repositories.push(Repository { git, tips, shadow: None, made_hooks: false });
+            }
             for git in now.git_dirs() {
-                let tips = history::tips(&tree.path.join(&git));
+                let tips = tips(&git);
                 let mut repository = Repository { git, tips, shadow: None, made_hooks: false };
                 if self.shadowing && (shadows as usize) < shadow::MOST {
                     let (more, made) = shadow::make(&self.run, tree, &now, &repository.git, shadows).map_err(failed)?;
@@ -230,21 +274,76 @@ impl Guards {
 
     /// Brings every tree back. The sandbox has ended.
     pub(crate) fn settle(self) -> Result<Outcome, Error> {
-        let mut outcome = Outcome::default();
+        let mut outcome = self.outcome;
         if self.record.init.is_some() || self.run.record_path().exists() {
             for ((tree, baseline), record) in self.trees.iter().zip(&self.record.trees) {
                 settle_tree(&self.run, &self.record, record, tree, baseline, &mut outcome)?;
             }
         }
-        let dir = self.run.dir.clone();
-        self.run.end().map_err(|e| cannot("remove", &dir, &e))?;
+        // What could not be settled is left to the next command.
+        if outcome.failed.is_empty() {
+            let dir = self.run.dir.clone();
+            self.run.end().map_err(|e| cannot("remove", &dir, &e))?;
+        }
         Ok(outcome)
     }
 }
 
+/// Commits that sandboxes made, by git directory: what only they hold is no excuse for the next one.
+type Distrusted = Vec<(PathBuf, history::Id)>;
+
+/// How far symlinks and includes are followed from one to the next.
+const MOST_STEPS: usize = 5;
+
+/// Commits that are remembered of one tree.
+const MOST_DISTRUSTED: usize = 4096;
+/// Names that are made read-only at once.
+const MOST_READ_ONLY: usize = 256;
+
+/// What is read-only at once: what the policy says, and the file that makes a linked worktree of the tree.
+fn read_only(rules: &TreeRules<'_>, tree: &Path, now: &Snapshot) -> Vec<Cover> {
+    let held = now.held().filter(|(.., held)| matches!(held.is, Is::File(_) | Is::Unread));
+    let wanted = held.filter(|(path, git, _)| path == Path::new(".git") || rules.prevents(path, git.as_deref()));
+    wanted.take(MOST_READ_ONLY).map(|(path, ..)| Cover::ReadOnly { target: tree.join(path) }).collect()
+}
+
+/// The `.git` files of worktrees and submodules, and the git directories that they lead to.
+fn pointers(now: &Snapshot) -> Vec<(PathBuf, PathBuf)> {
+    let named = now.held().filter(|(path, git, _)| git.is_none() && path.file_name().is_some_and(|name| name == ".git"));
+    let leads = named.filter_map(|(path, _, held)| match &held.is {
+        Is::File(content) => {
+            let target = std::ffi::OsStr::from_bytes(content.strip_prefix(b"gitdir: ")?.trim_ascii_end());
+            let target = path.parent().unwrap_or(Path::new("")).join(target);
+            Some((path, target))
+        }
+        _ => None,
+    });
+    leads.collect()
+}
+
+/// Programs in a directory of the caller's `PATH` are run by name, whatever they are called.
+fn with_path(rules: &GuardRules, caller: &Caller, trees: &[(Tree, Snapshot)]) -> GuardRules {
+    let mut rules = rules.clone();
+    for directory in caller.variable("PATH").into_iter().flat_map(std::env::split_paths) {
+        let real = std::fs::canonicalize(&directory).unwrap_or(directory);
+        if let Some(text) = real.to_str().filter(|_| trees.iter().any(|(tree, _)| real.starts_with(&tree.path))) {
+            rules.add.push(Selector::Absolute(escape_glob(text)));
+        }
+    }
+    rules
+}
+
+/// A path as a glob that means it alone.
+fn escape_glob(text: &str) -> String {
+    let special = |c| matches!(c, '*' | '?' | '[' | ']' | '{' | '}' | '\\' | '!');
+    text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
+}
+
 fn look(tree: &Tree, rules: &TreeRules<'_>, old: Option<&Snapshot>) -> io::Result<Snapshot> {
     let old = old.filter(|_| has_dependable_times(tree));
-    Ok(Snapshot::take(&tree.root, tree.dev, rules, &rules.stamp(), old)?)
+    let mut now = Snapshot::take(&tree.root, tree.dev, rules, &rules.stamp(), old)?;
+    now.aliases = rules.aliases().to_vec();
+    Ok(now)
 }
 
 /// Network file systems keep times of other machines, or none.
@@ -264,24 +363,26 @@ fn settle_tree(
 ) -> Result<(), Error> {
     let failed =
         |e: io::Error| cannot("put back guarded files in", &tree.path, &e).hint("the next command in this workspace tries again");
-    let rules = TreeRules::new(&record.rules, &tree.path, &of_tree.skips, &record.readable);
-    let quarantine = Quarantine::new(&tree.state);
-    let about = About { run: run.name(), profile: record.profile.clone(), command: record.command.clone() };
-    let approved = quarantine.approved().map_err(failed)?;
-    let mut settler = Settler { tree, rules: &rules, about: &about, quarantine, approved, outcome: std::mem::take(outcome) };
+    let rules = TreeRules::new(&record.rules, &tree.path, &of_tree.skips, &record.readable).with_aliases(&baseline.aliases);
+    let about = About::of(run, record);
+    let mut settler = Settler::new(tree, &rules, &about).map_err(failed)?;
+    settler.outcome = std::mem::take(outcome);
+    tree.root.insist(true);
     let mut work = || -> io::Result<Snapshot> {
         settler.resume()?;
         for repository in &of_tree.repositories {
             if let Some(number) = repository.shadow {
-                settler.settle_shadow(&run.dir, baseline, &repository.git, number)?;
+                let settled = settler.settle_shadow(&run.dir, baseline, &repository.git, number);
+                settler.note(&repository.git, settled);
             }
         }
         let now = look(tree, &rules, Some(baseline))?;
         let candidates = settler.judge(baseline, &now)?;
         let changed = !candidates.is_empty();
         for candidate in excuse(of_tree, candidates) {
-            settler.put_aside(candidate)?;
+            settler.put_aside(candidate);
         }
+        distrust(of_tree, tree)?;
         for repository in of_tree.repositories.iter().filter(|repository| repository.made_hooks) {
             shadow::unmake_hooks(tree, &repository.git);
         }
@@ -292,12 +393,37 @@ fn settle_tree(
         settled.renewed = true;
         Ok(settled)
     };
-    let now = work().map_err(failed)?;
+    let now = work();
+    tree.root.close_up();
+    let now = now.map_err(failed)?;
     *outcome = settler.outcome;
     if now.renewed {
         store::write(&tree.state.join("index"), &now).map_err(failed)?;
     }
     Ok(())
+}
+
+/// Remembers what came into history during the run.
+fn distrust(of_tree: &TreeRecord, tree: &Tree) -> io::Result<()> {
+    let new = of_tree.repositories.iter().flat_map(|repository| {
+        // A worktree's own commits are in the repository's refs, too.
+        let ids = if repository.tips.is_empty() {
+            Vec::new()
+        } else {
+            history::tips(&tree.path.join(&repository.git)).since(&repository.tips)
+        };
+        ids.into_iter().map(|id| (repository.git.clone(), id))
+    });
+    let new: Distrusted = new.collect();
+    if new.is_empty() {
+        return Ok(());
+    }
+    let path = tree.state.join("distrusted");
+    let mut known: Distrusted = store::read_if_known(&path)?.unwrap_or_default();
+    known.extend(new);
+    let excess = known.len().saturating_sub(MOST_DISTRUSTED);
+    known.drain(..excess);
+    store::write(&path, &known)
 }
 
 /// Leaves out what version control knew before the run.
@@ -354,7 +480,9 @@ impl Settler<'_> {
         for (id, entry) in self.quarantine.list()? {
             if entry.run == self.about.run && entry.stage == Stage::Copied {
                 let instead = self.instead(id, &entry)?;
-                self.finish(id, entry, instead)?;
+                let path = entry.path.clone();
+                let done = self.finish(id, entry, instead);
+                self.note(&path, done);
             }
         }
         Ok(())
@@ -366,8 +494,9 @@ impl Settler<'_> {
         for (path, before, now) in private.configs {
             let Some(rule) = self.rules.rule(&path, Some(git)) else { continue };
             let old = shadow::text(before.as_ref());
+            let also = |key: &str, value: &[u8]| self.rules.leads_well(git, key, value);
             let refused = match &now.is {
-                Is::File(new) => shadow::merge(self.tree, &path, old, new, Manner::Locked)?.0,
+                Is::File(new) => shadow::merge(self.tree, &path, old, new, Manner::Locked, &also)?.0,
                 _ => vec!["what is not a file".to_owned()],
             };
             if !refused.is_empty() && !self.approved.has(&rule.id, &path, &now.is, now.mode) {
@@ -377,7 +506,7 @@ impl Settler<'_> {
         for (path, before, now) in private.hooks {
             let Some(rule) = self.rules.rule(&path, Some(git)) else { continue };
             let approved = self.approved.has(&rule.id, &path, &now.is, now.mode);
-            match settle::decide(rule, before.as_ref(), &now, approved) {
+            match settle::decide(rule, before.as_ref(), &now, approved, &|_, _| false) {
                 Decision::Keep if approved => self.install(&path, &now)?,
                 Decision::PutAside { why, .. } => self.keep_private(&path, rule, why, &now, before.as_ref())?,
                 _ => {}
@@ -385,6 +514,11 @@ impl Settler<'_> {
         }
         Ok(())
     }
+}
+
+/// Would a run by this plan write there?
+pub(crate) fn concerns(plan: &Plan, tree: &Path) -> bool {
+    writable_trees(plan).iter().any(|own| own.starts_with(tree) || tree.starts_with(own))
 }
 
 /// Trees of the host that the sandbox can write, outermost only: absolute, free of symlinks.
@@ -471,6 +605,12 @@ pub(crate) fn tell(outcome: &Outcome, log: &mut Log) -> Result<(), Error> {
         output::complain(&format!(
             "{} wait for approval; `hermes-sandbox quarantine list` says more",
             some(staged.iter().map(|entry| entry.path.as_path()))
+        ));
+    }
+    for (path, why) in &outcome.failed {
+        output::complain(&format!(
+            "cannot put aside {}: {why}; the next command in this workspace tries again",
+            output::path(path)
         ));
     }
     if !outcome.reported.is_empty() {

@@ -202,7 +202,9 @@ impl Quarantine {
 
 impl Approved {
     pub(crate) fn has(&self, rule: &str, path: &Path, is: &Is, mode: u32) -> bool {
-        !self.0.is_empty() && key(rule, path, is, mode).is_some_and(|key| self.0.contains(&key))
+        // What may be executed may as well only be read.
+        let known = |mode| key(rule, path, is, mode).is_some_and(|key| self.0.contains(&key));
+        !self.0.is_empty() && (known(mode) || known(mode | 0o111))
     }
 }
 
@@ -276,6 +278,9 @@ mod tests {
         quarantine.approve("direnv", Path::new(".envrc"), &file, 0o644).unwrap();
         let approved = quarantine.approved().unwrap();
         assert!(approved.has("direnv", Path::new(".envrc"), &file, 0o600));
+        let program = Is::File(b"#!/bin/sh".to_vec());
+        quarantine.approve("direnv", Path::new(".envrc"), &program, 0o755).unwrap();
+        assert!(quarantine.approved().unwrap().has("direnv", Path::new(".envrc"), &program, 0o644), "less than was approved");
         for (rule, path, is, mode) in [
             ("other", ".envrc", &file, 0o644),
             ("direnv", "sub/.envrc", &file, 0o644),

@@ -54,7 +54,7 @@ pub(crate) enum Restored {
 
 /// The rule that an entry met, if it still ships.
 pub(crate) fn rule(entry: &Entry) -> Option<&'static Rule> {
-    guard::builtin().iter().find(|rule| rule.id == entry.rule)
+    guard::builtin().find(|rule| rule.id == entry.rule)
 }
 
 /// Is the entry git configuration, of which the host got what is harmless?

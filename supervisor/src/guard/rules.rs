@@ -2,14 +2,25 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
 
 use hermes_profiles::GuardRules;
-use hermes_profiles::guard::{Action, Check, Guard, Rule, Scope, link_leads_out};
+use hermes_profiles::guard::{Action, Check, Guard, Rule, Scope, git_config, link_leads_out};
 use hermes_profiles::paths::{covers, normalise};
+use serde::{Deserialize, Serialize};
 
 use super::run::Readable;
 use super::snapshot::{Held, Is, Rules, Snapshot, Wanted};
+
+/// Another place of guarded files: what a guarded symlink leads to, or what `core.hooksPath` names.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Alias {
+    /// Where they are, relative to the tree.
+    at: PathBuf,
+    /// Where tools look for them, relative to the tree; `None` for hooks.
+    seen: Option<PathBuf>,
+}
 
 /// Rules of a tree, and what its symlinks may lead to.
 pub(crate) struct TreeRules<'p> {
@@ -17,13 +28,68 @@ pub(crate) struct TreeRules<'p> {
     tree: PathBuf,
     skips: BTreeSet<PathBuf>,
     readable: &'p Readable,
+    aliases: Vec<Alias>,
+    /// The tree's own name, when it is one of a directory that holds guarded files.
+    own: Option<PathBuf>,
 }
 
 impl<'p> TreeRules<'p> {
     /// For the tree at `tree`; what `skips` name in it the sandbox cannot write.
     pub(crate) fn new(rules: &'p GuardRules, tree: &Path, skips: &[PathBuf], readable: &'p Readable) -> Self {
         let skips = skips.iter().cloned().collect();
-        Self { guard: Guard::new(rules, tree), tree: tree.to_owned(), skips, readable }
+        let guard = Guard::new(rules, tree);
+        let name = tree.file_name().unwrap_or_default();
+        let top = Path::new("");
+        // What is guarded as a whole was granted as a whole.
+        let part = guard.whole(&guard.scope(Path::new(name))).is_none();
+        let own = part && guard.rule_for_link(&guard.scope(top), top, name).is_some();
+        let own = own.then(|| PathBuf::from(name));
+        Self { guard, tree: tree.to_owned(), skips, readable, aliases: Vec::new(), own }
+    }
+
+    /// The same with other places of guarded files.
+    pub(crate) fn with_aliases(mut self, aliases: &[Alias]) -> Self {
+        self.aliases = aliases.to_vec();
+        self
+    }
+
+    /// Other places of guarded files that these rules know.
+    pub(crate) fn aliases(&self) -> &[Alias] {
+        &self.aliases
+    }
+
+    /// Where else guarded files of this tree are.
+    pub(crate) fn aliases_of(&self, now: &Snapshot) -> Vec<Alias> {
+        let mut aliases = BTreeSet::new();
+        for (path, git, held) in now.held() {
+            let directory = path.parent().unwrap_or(Path::new(""));
+            match &held.is {
+                Is::Link(target) => {
+                    let at = self.inside(&directory.join(OsStr::from_bytes(target)));
+                    aliases.extend(at.filter(|at| *at != path).map(|at| Alias { at, seen: Some(path.clone()) }));
+                }
+                Is::File(content) if self.rule(&path, git.as_deref()).is_some_and(|rule| rule.check == Check::GitConfig) => {
+                    let top = git.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
+                    for (key, value) in git_config::entries(content) {
+                        let value = Path::new(OsStr::from_bytes(&value));
+                        if key == "core.hookspath" {
+                            aliases.extend(self.inside(&top.join(value)).map(|at| Alias { at, seen: None }));
+                        } else if key == "include.path" || (key.starts_with("includeif.") && key.ends_with(".path")) {
+                            let seen = Some(PathBuf::from(".git/config"));
+                            aliases.extend(self.inside(&directory.join(value)).map(|at| Alias { at, seen }));
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        aliases.into_iter().filter(|alias| !alias.at.as_os_str().is_empty()).collect()
+    }
+
+    /// A path relative to the tree, or absolute, as one without `..` relative to the tree; `None` when it leads out.
+    fn inside(&self, path: &Path) -> Option<PathBuf> {
+        let whole = normalise(&self.tree.join(path));
+        whole.strip_prefix(&self.tree).ok().map(Path::to_owned)
     }
 
     /// The rule with this name.
@@ -33,7 +99,13 @@ impl<'p> TreeRules<'p> {
 
     /// What a snapshot by these rules is good for.
     pub(crate) fn stamp(&self) -> String {
-        self.guard.stamp()
+        let alias = |alias: &Alias| format!("{:?}>{:?}\0", alias.at, alias.seen);
+        format!("{}\0{}", self.guard.stamp(), self.aliases.iter().map(alias).collect::<String>())
+    }
+
+    /// Is a guarded entry to be read-only at once?
+    pub(crate) fn prevents(&self, path: &Path, git: Option<&Path>) -> bool {
+        git.is_none() && self.rule(path, git).is_some_and(|rule| self.guard.prevents(path, rule))
     }
 
     /// The rule for a guarded entry.
@@ -45,7 +117,7 @@ impl<'p> TreeRules<'p> {
     }
 
     fn find(&self, scope: &Scope, directory: &Path, git: Option<&Path>, name: &OsStr, link: bool) -> Option<&Rule> {
-        match git.and_then(|git| directory.strip_prefix(git).ok()) {
+        let rule = match git.and_then(|git| directory.strip_prefix(git).ok()) {
             // Git makes no symlinks in its own directory.
             Some(inside) => {
                 self.guard.in_git_dir(&inside.join(name)).or_else(|| if link { self.guard.by_id("git-pointer") } else { None })
@@ -53,6 +125,18 @@ impl<'p> TreeRules<'p> {
             // Through a symlink in the place of a directory a guarded file can be somewhere else.
             None if link => self.guard.rule_for_link(scope, directory, name),
             None => self.guard.rule(scope, directory, name),
+        };
+        let by_own_name = || self.own.as_ref().and_then(|own| self.guard.rule_for(&own.join(directory).join(name)));
+        rule.or_else(by_own_name).or_else(|| self.aliases.iter().find_map(|alias| self.by_alias(alias, directory, name)))
+    }
+
+    fn by_alias(&self, alias: &Alias, directory: &Path, name: &OsStr) -> Option<&Rule> {
+        let path = directory.join(name);
+        let rest = path.strip_prefix(&alias.at).ok()?;
+        match &alias.seen {
+            None => self.guard.by_id("git-hookspath").filter(|_| rest.components().count() == 1),
+            Some(seen) if rest.as_os_str().is_empty() => self.guard.rule_for(seen),
+            Some(seen) => self.guard.rule_for(&seen.join(rest)),
         }
     }
 
@@ -68,29 +152,56 @@ impl<'p> TreeRules<'p> {
     pub(crate) fn harmless_pointer(&self, now: &Snapshot, path: &Path, held: &Held) -> bool {
         let Is::File(content) = &held.is else { return false };
         let name = path.file_name().and_then(OsStr::to_str);
-        let text = match name {
-            Some(".git") => content.strip_prefix(b"gitdir: "),
-            Some("commondir" | "gitdir") => Some(content.as_slice()),
-            _ => None,
-        };
-        let Some(text) = text.and_then(|text| std::str::from_utf8(text.trim_ascii_end()).ok()) else { return false };
         let directory = path.parent().unwrap_or(Path::new(""));
-        let leads = normalise(&self.tree.join(directory).join(text));
-        let Ok(leads) = leads.strip_prefix(&self.tree) else { return false };
-        now.git_dirs().iter().any(|git| match leads.strip_prefix(git) {
-            Ok(inside) if name == Some(".git") => {
+        match name {
+            Some(".git") => self.leads_to_git_dir(now, directory, content),
+            // It only tells where the worktree is.
+            Some("gitdir") => self.inside(&directory.join(text(content))).is_some(),
+            Some("commondir") => now.git_dirs().iter().any(|git| {
+                let own = directory.strip_prefix(git).ok();
+                own.is_some_and(|own| own.starts_with("worktrees") && own.components().count() == 2)
+                    && self.inside(&directory.join(text(content))).as_deref() == Some(git)
+            }),
+            _ => false,
+        }
+    }
+
+    /// Does the `.git` file of a worktree or submodule lead to a git directory of this tree?
+    fn leads_to_git_dir(&self, now: &Snapshot, directory: &Path, content: &[u8]) -> bool {
+        let Some(target) = content.strip_prefix(b"gitdir: ") else { return false };
+        let Some(leads) = self.inside(&directory.join(text(target))) else { return false };
+        now.git_dirs().iter().any(|git| {
+            leads.strip_prefix(git).is_ok_and(|inside| {
                 let mut names = inside.components();
                 inside.as_os_str().is_empty()
-                    || (names.next().is_some_and(|n| n.as_os_str() == "worktrees") && names.count() == 1)
-            }
-            Ok(inside) => {
-                let own = directory.strip_prefix(git).ok();
-                inside.as_os_str().is_empty()
-                    && own.is_some_and(|own| own.starts_with("worktrees") && own.components().count() == 2)
-            }
-            Err(_) => false,
+                    || (names.next() == Some(Component::Normal(OsStr::new("worktrees"))) && names.count() == 1)
+            })
         })
     }
+
+    /// What the configuration of the git directory `git` may say because of where it leads: to a working tree, as that of a
+    /// submodule does, or to a remote in this tree, whose hooks are guarded as well.
+    pub(crate) fn leads_well(&self, git: &Path, key: &str, value: &[u8]) -> bool {
+        let key = key.to_ascii_lowercase();
+        let is_address = key.ends_with(".url") || key.ends_with(".pushurl");
+        if is_address {
+            let plain = !value.starts_with(b"-") && !value.contains(&b':') && !value.iter().any(u8::is_ascii_control);
+            let top = git.parent().unwrap_or(Path::new(""));
+            return plain && self.inside(&top.join(OsStr::from_bytes(value))).is_some();
+        }
+
+        let names = || git.components().map(Component::as_os_str);
+        let module = names().zip(names().skip(1)).any(|(above, name)| above == ".git" && name == "modules");
+        let leads = self.inside(&git.join(OsStr::from_bytes(value)));
+        let relative = value.starts_with(b"../") && !value.contains(&b'\n');
+        let tree = |leads: PathBuf| !leads.components().any(|name| name.as_os_str() == ".git");
+        key == "core.worktree" && module && relative && leads.is_some_and(tree)
+    }
+}
+
+/// A line as a path.
+fn text(content: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(content.trim_ascii_end()))
 }
 
 impl Rules for TreeRules<'_> {

@@ -4,6 +4,7 @@
 //! point, and so that nothing that somebody else writes meanwhile is lost: a name is taken away before its content is
 //! believed, and nothing is put back over something new.
 
+use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,6 +20,7 @@ use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
 use super::quarantine::{self, Approved, Before, Entry, Quarantine, Stage, What};
 use super::rules::TreeRules;
+use super::run::{Record, Run};
 use super::snapshot::{Change, Held, Is, LONGEST, Snapshot, Wanted, hold};
 use crate::beneath::{Root, by_descriptor, errno, kind};
 use crate::state::Tree;
@@ -42,7 +44,15 @@ pub(crate) enum Decision {
 }
 
 /// Judges a change of a guarded entry, but for what version control knows about it.
-pub(crate) fn decide(rule: &Rule, before: Option<&Held>, now: &Held, approved: bool) -> Decision {
+///
+/// `also` says what is harmless in git configuration besides what always is.
+pub(crate) fn decide(
+    rule: &Rule,
+    before: Option<&Held>,
+    now: &Held,
+    approved: bool,
+    also: &dyn Fn(&str, &[u8]) -> bool,
+) -> Decision {
     if approved {
         return Decision::Keep;
     }
@@ -68,7 +78,12 @@ pub(crate) fn decide(rule: &Rule, before: Option<&Held>, now: &Held, approved: b
                 return if gained == 0 || report_only { Decision::Keep } else { aside("made executable") };
             }
             if rule.check == Check::GitConfig {
-                return config(old.unwrap_or_default(), content, &aside, before, now);
+                return config(
+                    git_config::merge_with(old.unwrap_or_default(), content, old.unwrap_or_default(), also),
+                    &aside,
+                    before,
+                    now,
+                );
             }
             match guard::judge(rule, old, content) {
                 Verdict::Keep => Decision::Keep,
@@ -79,11 +94,17 @@ pub(crate) fn decide(rule: &Rule, before: Option<&Held>, now: &Held, approved: b
     }
 }
 
-fn config(old: &[u8], new: &[u8], aside: &dyn Fn(&str) -> Decision, before: Option<&Held>, now: &Held) -> Decision {
-    match git_config::merge(old, new, old) {
+fn config(
+    merged: Result<git_config::Merged, git_config::Unreadable>,
+    aside: &dyn Fn(&str) -> Decision,
+    before: Option<&Held>,
+    now: &Held,
+) -> Decision {
+    let Is::File(new) = &now.is else { return Decision::Keep };
+    match merged {
         Err(unreadable) => aside(&unreadable.to_string()),
         Ok(merged) if merged.refused.is_empty() => {
-            if merged.text == new {
+            if merged.text == *new {
                 Decision::Keep
             } else {
                 Decision::Rewrite(merged.text)
@@ -122,6 +143,8 @@ pub(crate) struct Outcome {
     pub(crate) reported: Vec<(PathBuf, String, String)>,
     /// Guarded files that are gone.
     pub(crate) deleted: Vec<PathBuf>,
+    /// What could not be settled, and why not.
+    pub(crate) failed: Vec<(PathBuf, String)>,
 }
 
 /// Brings a tree back in steps.
@@ -142,10 +165,33 @@ pub(crate) struct Candidate<'r> {
     instead: Option<(Is, u32)>,
 }
 
+impl About {
+    /// That of a run.
+    pub(crate) fn of(run: &Run, record: &Record) -> Self {
+        Self { run: run.name(), profile: record.profile.clone(), command: record.command.clone() }
+    }
+}
+
 impl<'a> Settler<'a> {
+    pub(crate) fn new(tree: &'a Tree, rules: &'a TreeRules<'a>, about: &'a About) -> io::Result<Self> {
+        let quarantine = Quarantine::new(&tree.state);
+        let approved = quarantine.approved()?;
+        Ok(Self { tree, rules, about, quarantine, approved, outcome: Outcome::default() })
+    }
+
     /// Judges what differs between two snapshots. Does what needs no excuse; returns the rest.
     pub(crate) fn judge(&mut self, before: &Snapshot, now: &Snapshot) -> io::Result<Vec<Candidate<'a>>> {
         let (changes, links) = before.changes(now);
+        let mut candidates = self.judge_all(changes, now)?;
+        let known = before.links();
+        for (path, target) in links {
+            candidates.extend(self.judge_link(path, &target, &known));
+        }
+        Ok(candidates)
+    }
+
+    /// Judges changes of guarded entries.
+    pub(crate) fn judge_all(&mut self, changes: Vec<Change>, now: &Snapshot) -> io::Result<Vec<Candidate<'a>>> {
         let mut candidates = Vec::new();
         for change in changes {
             let Some(held) = &change.now else {
@@ -157,29 +203,44 @@ impl<'a> Settler<'a> {
                 continue;
             }
             let approved = self.approved.has(&rule.id, &change.path, &held.is, held.mode);
-            match decide(rule, change.before.as_ref(), held, approved) {
-                Decision::Keep => self.keep(&change)?,
+            let git = change.git.clone().unwrap_or_default();
+            let also = |key: &str, value: &[u8]| self.rules.leads_well(&git, key, value);
+            match decide(rule, change.before.as_ref(), held, approved, &also) {
+                Decision::Keep => {
+                    let kept = self.keep(&change);
+                    self.note(&change.path, kept);
+                }
                 Decision::Report(why) => self.outcome.reported.push((change.path, why, rule.id.to_string())),
-                Decision::Rewrite(text) => self.rewrite(&change, text)?,
+                Decision::Rewrite(text) => {
+                    let rewritten = self.rewrite(&change, text);
+                    self.note(&change.path, rewritten);
+                }
                 Decision::PutAside { why, instead } => candidates.push(Candidate { change, rule, why, instead }),
             }
         }
-        let known = before.links();
-        for (path, target) in links {
-            let Some(rule) = self.rules.leads_out(&path, &target) else { continue };
-            let target = Is::Link(target.into_os_string().into_encoded_bytes());
-            if self.approved.has(&rule.id, &path, &target, 0) {
-                continue;
-            }
-            let Ok(stat) = self.tree.root.stat(&path) else { continue };
-            let held = hold(&self.tree.root, &path, &stat, Wanted::Kept);
-            let instead = known.get(&path).map(|old| (Is::Link(old.to_vec()), 0o777));
-            let before = instead.as_ref().map(|(is, mode)| held.with(is.clone(), *mode));
-            let why = "a symlink to what the sandbox could not read".to_owned();
-            let change = Change { path, git: None, before, now: Some(held) };
-            candidates.push(Candidate { change, rule, why, instead });
-        }
         Ok(candidates)
+    }
+
+    fn judge_link(&self, path: PathBuf, target: &Path, known: &BTreeMap<PathBuf, &[u8]>) -> Option<Candidate<'a>> {
+        let rule = self.rules.leads_out(&path, target)?;
+        let is = Is::Link(target.as_os_str().as_bytes().to_vec());
+        if self.approved.has(&rule.id, &path, &is, 0) {
+            return None;
+        }
+        let stat = self.tree.root.stat(&path).ok()?;
+        let held = hold(&self.tree.root, &path, &stat, Wanted::Kept);
+        let instead = known.get(&path).map(|old| (Is::Link(old.to_vec()), 0o777));
+        let before = instead.as_ref().map(|(is, mode)| held.with(is.clone(), *mode));
+        let why = "a symlink to what the sandbox could not read".to_owned();
+        let change = Change { path, git: None, before, now: Some(held) };
+        Some(Candidate { change, rule, why, instead })
+    }
+
+    /// One file that cannot be settled must not keep others from it.
+    pub(crate) fn note(&mut self, path: &Path, outcome: io::Result<()>) {
+        if let Err(e) = outcome {
+            self.outcome.failed.push((path.to_owned(), e.to_string()));
+        }
     }
 
     /// A kept file gets an inode of its own when other names lead to it: they may be anywhere, and writable.
@@ -213,7 +274,9 @@ impl<'a> Settler<'a> {
         let config = self.rules.by_id(&entry.rule).is_some_and(|rule| rule.check == Check::GitConfig);
         if config && entry.what == What::File {
             let old = if matches!(entry.before, Before::File(_)) { before.as_slice() } else { &[] };
-            if let Ok(merged) = git_config::merge(old, &self.quarantine.content(id)?, old) {
+            let git = entry.path.parent().unwrap_or(Path::new(""));
+            let also = |key: &str, value: &[u8]| self.rules.leads_well(git, key, value);
+            if let Ok(merged) = git_config::merge_with(old, &self.quarantine.content(id)?, old, &also) {
                 return Ok(Some((Is::File(merged.text), entry.mode & 0o666)));
             }
         }
@@ -280,7 +343,13 @@ impl<'a> Settler<'a> {
     }
 
     /// Puts aside what nothing excuses.
-    pub(crate) fn put_aside(&mut self, candidate: Candidate<'_>) -> io::Result<()> {
+    pub(crate) fn put_aside(&mut self, candidate: Candidate<'_>) {
+        let path = candidate.change.path.clone();
+        let done = self.try_put_aside(candidate);
+        self.note(&path, done);
+    }
+
+    fn try_put_aside(&mut self, candidate: Candidate<'_>) -> io::Result<()> {
         let Candidate { change, rule, why, instead } = candidate;
         let Some(now) = change.now else { return Ok(()) };
         let (entry, content, old) = self.entry(&change.path, rule, why, &now, change.before.as_ref());
@@ -311,9 +380,16 @@ impl<'a> Settler<'a> {
 
     fn take_away(&self, parent: &OwnedFd, name: &std::ffi::OsStr, id: u64, entry: &Entry) -> io::Result<()> {
         let away = format!(".hermes-sandbox-{}-{id}", self.about.run);
-        match renameat2(parent, name, parent, away.as_str(), RenameFlags::RENAME_NOREPLACE) {
+        let take = || renameat2(parent, name, parent, away.as_str(), RenameFlags::RENAME_NOREPLACE);
+        let taken = take().or_else(|errno| match errno {
+            Errno::EACCES => {
+                self.tree.root.make_writable(entry.path.parent().unwrap_or(Path::new("")))?;
+                take()
+            }
+            errno => Err(errno),
+        });
+        match taken {
             Ok(()) | Err(Errno::EEXIST | Errno::ENOENT) => {}
-            Err(Errno::EPERM | Errno::EACCES | Errno::EROFS) => return Err(stuck(entry, parent, name)),
             Err(errno) => return Err(errno.into()),
         }
         let moved = Root::from_fd(parent.try_clone()?);
@@ -353,21 +429,6 @@ impl<'a> Settler<'a> {
             Err(errno) => Err(errno.into()),
         }
     }
-}
-
-fn stuck(entry: &Entry, parent: &OwnedFd, name: &std::ffi::OsStr) -> io::Error {
-    let immutable = Root::from_fd(match parent.try_clone() {
-        Ok(fd) => fd,
-        Err(e) => return e,
-    })
-    .stat(Path::new(name))
-    .is_ok();
-    let why = if immutable {
-        "it cannot be removed (immutable, or in a directory that cannot be written)"
-    } else {
-        "it cannot be reached"
-    };
-    io::Error::new(io::ErrorKind::PermissionDenied, format!("{}: {why}", crate::output::path(&entry.path)))
 }
 
 /// Puts a fresh file or symlink at a free name. Something that is there by now is somebody's own and stays.

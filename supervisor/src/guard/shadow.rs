@@ -101,8 +101,8 @@ pub(crate) fn link(number: u32, within: &Path) -> Option<OsString> {
 }
 
 /// Leaves only harmless keys in the host's configuration of a repository that came into being.
-pub(crate) fn clean(tree: &Tree, path: &Path, host: &[u8]) -> io::Result<()> {
-    let mut text = git_config::merge(b"", host, b"").map(|merged| merged.text).unwrap_or_default();
+pub(crate) fn clean(tree: &Tree, path: &Path, host: &[u8], also: &dyn Fn(&str, &[u8]) -> bool) -> io::Result<()> {
+    let mut text = git_config::merge_with(b"", host, b"", also).map(|merged| merged.text).unwrap_or_default();
     pad(&mut text, host.len());
     write_in_place(tree, path, &text)
 }
@@ -120,7 +120,7 @@ fn hooks(tree: &Tree, git: &Path) -> io::Result<Hooks> {
     Ok(match tree.root.stat(&path) {
         Ok(stat) if kind(&stat) == SFlag::S_IFDIR => Hooks::There,
         Err(Errno::ENOENT) => {
-            let (parent, name) = tree.root.parent(&path)?;
+            let Ok((parent, name)) = tree.root.parent(&path) else { return Ok(Hooks::Not) };
             // Where it cannot be made, no job makes it either.
             let made = mkdirat(&parent, name, Mode::from_bits_truncate(0o755));
             if made.is_ok() { Hooks::Made } else { Hooks::Not }
@@ -209,14 +209,15 @@ pub(crate) fn merge(
     before: &[u8],
     private: &[u8],
     manner: Manner,
+    also: &dyn Fn(&str, &[u8]) -> bool,
 ) -> io::Result<(Vec<String>, Vec<u8>)> {
     let (host, _) = match tree.root.read(path, LONGEST) {
         Ok(read) => read,
-        // The host has removed it: nothing of the sandbox's comes back.
-        Err(Errno::ENOENT) => return Ok((Vec::new(), Vec::new())),
+        // The host has removed or replaced it: nothing of the sandbox's comes back.
+        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EINVAL) => return Ok((Vec::new(), Vec::new())),
         Err(errno) => return Err(errno.into()),
     };
-    let mut merged = match git_config::merge(before, private, &host) {
+    let mut merged = match git_config::merge_with(before, private, &host, also) {
         Ok(merged) => merged,
         Err(unreadable) => return Ok((vec![unreadable.to_string()], host)),
     };

@@ -15,6 +15,7 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, Mode, SFlag};
 use serde::{Deserialize, Serialize};
 
+use super::rules::Alias;
 use crate::beneath::{Root, kind};
 
 /// Clocks of file systems are coarse before Linux 6.13: what changed at most this long before a look, in nanoseconds, may
@@ -36,6 +37,8 @@ pub(crate) struct Snapshot {
     taken: i64,
     /// Parents before children.
     dirs: Vec<Dir>,
+    /// Other places of guarded files that it was taken with.
+    pub(crate) aliases: Vec<Alias>,
     /// Was anything looked at closely since the snapshot before?
     #[serde(skip)]
     pub(crate) renewed: bool,
@@ -139,7 +142,7 @@ impl Snapshot {
             None => walk.enter(ROOT, b"", Path::new(""), None)?,
             Some(old) => walk.refresh(old)?,
         }
-        Ok(Self { stamp: stamp.to_owned(), taken, dirs: walk.dirs, renewed: walk.renewed.get() })
+        Ok(Self { stamp: stamp.to_owned(), taken, dirs: walk.dirs, aliases: Vec::new(), renewed: walk.renewed.get() })
     }
 
     /// All guarded entries: path, the git directory around it, and the entry.
@@ -333,6 +336,10 @@ impl<R: Rules> Walk<'_, R> {
             let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
             let at = if path.as_os_str().is_empty() { Path::new(".") } else { path };
             let stat = match nix::sys::stat::fstatat(self.root, at, flags) {
+                Err(Errno::ENAMETOOLONG | Errno::EACCES) => self.root.stat(path),
+                other => other,
+            };
+            let stat = match stat {
                 Ok(stat) if kind(&stat) == SFlag::S_IFDIR && stat.st_dev == self.dev => stat,
                 Ok(_) | Err(_) if parent != ROOT => {
                     self.renewed.set(true);

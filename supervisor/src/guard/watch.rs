@@ -102,7 +102,8 @@ impl Watch {
             | AddWatchFlags::IN_DONT_FOLLOW;
         // A directory that cannot be watched is looked at by the sweep.
         if let Ok(watch) = self.inotify.add_watch(path, mask) {
-            self.places.insert(watch, place);
+            // The same directory again: what it was added for first asks for more.
+            self.places.entry(watch).or_insert(place);
         }
     }
 

@@ -14,6 +14,8 @@ use crate::guard::restore;
 use crate::output;
 use crate::table::{self, field};
 
+/// What is no file.
+pub(super) const SPECIAL: &str = "a pipe, socket or device, of which nothing is kept";
 /// Lines of a content that are shown.
 const LINES: usize = 200;
 /// Bytes of a content that are shown: a line can be long.
@@ -80,7 +82,7 @@ fn facts(text: &mut String, entry: &Entry, source: Option<&str>, size: u64, befo
         What::File => format!("a file of {}, mode {:04o}", table::bytes(size), entry.mode),
         What::LongFile => format!("a file of {}, mode {:04o}, too long to be shown", table::bytes(size), entry.mode),
         What::Symlink => "a symlink".to_owned(),
-        What::Special => "a pipe, socket or device, of which nothing is kept".to_owned(),
+        What::Special => SPECIAL.to_owned(),
     };
     let was = match entry.before {
         Before::Absent => "nothing".to_owned(),

@@ -129,6 +129,10 @@ pub fn spawn_init(spec: &InitSpec<'_>) -> Result<Pid, (Step, Errno)> {
     let failure = child.failure;
     let pid = if spec.drop_root {
         let _ = nix::sys::wait::waitpid(first, None);
+        // Killed before it could tell; and 0 would stand for our own process group.
+        if child.pid <= 0 && failure.is_none() {
+            return Err((Step::Namespaces, Errno::ESRCH));
+        }
         Pid::from_raw(child.pid)
     } else {
         first

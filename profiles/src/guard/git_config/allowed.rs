@@ -10,6 +10,8 @@ pub(super) struct Change<'c, 'f> {
     pub(super) before: &'c Values<'f>,
     pub(super) now: &'c Values<'f>,
     pub(super) host: &'c Values<'f>,
+    /// What the caller knows to be good, by key and value.
+    pub(super) also: super::Also<'c>,
 }
 
 /// What a value may be.
@@ -32,9 +34,14 @@ enum Kind {
     Refspec,
     /// A filter of objects.
     Filter,
+    /// A path below the working tree.
+    Path,
     /// The address of a remote.
     Address,
 }
+
+/// Longest value, in bytes.
+const MAX_VALUE: usize = 4096;
 
 const KEYS: &[(&str, &[&str], Kind)] = &[
     (
@@ -91,6 +98,10 @@ const NAMED: &[(&str, &[&str], Kind)] = &[
     ("remote", &["gh-resolved"], Kind::Name),
     ("remote", &["url", "pushurl"], Kind::Address),
     ("submodule", &["url"], Kind::Address),
+    ("submodule", &["path"], Kind::Path),
+    ("submodule", &["ignore"], Kind::Word(&["all", "dirty", "untracked", "none"])),
+    ("submodule", &["shallow"], Kind::Boolean),
+    ("submodule", &["fetchrecursesubmodules"], Kind::Word(&["on-demand"])),
     ("submodule", &["active"], Kind::Boolean),
     ("submodule", &["branch"], Kind::Name),
     ("color", &["*"], Kind::Words),
@@ -101,14 +112,22 @@ impl Change<'_, '_> {
         let Name { section, subsection, key } = self.key;
         let table = if subsection.is_some() { NAMED } else { KEYS };
         let named = |keys: &[&str]| keys.iter().any(|known| *known == key || *known == "*");
-        let Some((.., kind)) = table.iter().find(|(known, keys, _)| known == section && named(keys)) else { return false };
+        let Some((.., kind)) = table.iter().find(|(known, keys, _)| known == section && named(keys)) else {
+            return !self.new.is_empty() && self.new.iter().all(|value| self.is_known(*value));
+        };
         // A remote can be called as an address or a path, and then stands in its place.
         let plain = match (section.as_str(), subsection) {
             ("remote" | "submodule", Some(name)) => is_name(name),
             (_, Some(name)) => !name.iter().any(u8::is_ascii_control) && std::str::from_utf8(name).is_ok(),
             (_, None) => true,
         };
-        plain && self.new.iter().all(|value| fits(kind, *value)) && self.keeps_its_way(kind)
+        let known = |value| matches!(kind, Kind::Address) && self.is_known(value);
+        let good = |value| fits(kind, value, section == "submodule") || known(value);
+        plain && self.new.iter().all(|value| good(*value)) && self.keeps_its_way(kind)
+    }
+
+    fn is_known(&self, value: Option<&[u8]>) -> bool {
+        value.is_some_and(|value| (self.also)(&self.key.to_string(), value))
     }
 
     /// What is fetched and pushed must not go elsewhere by itself: to have a new way is fine, to change one is not.
@@ -139,9 +158,12 @@ impl Change<'_, '_> {
     }
 }
 
-fn fits(kind: &Kind, value: Option<&[u8]>) -> bool {
+fn fits(kind: &Kind, value: Option<&[u8]>, submodule: bool) -> bool {
     let Some(value) = value else { return matches!(kind, Kind::Boolean | Kind::Word(_) | Kind::Words) };
     let Ok(text) = std::str::from_utf8(value) else { return false };
+    if text.len() > MAX_VALUE {
+        return false;
+    }
     if text.chars().any(|c| c.is_control() && !(matches!(kind, Kind::Text) && matches!(c, '\n' | '\t'))) {
         return false;
     }
@@ -164,7 +186,9 @@ fn fits(kind: &Kind, value: Option<&[u8]>) -> bool {
             text.split(':').count() <= 2 && text.split(':').all(part)
         }
         Kind::Filter => !text.starts_with('-') && chars(b":=+%.,-_/"),
-        Kind::Address => is_address(text),
+        Kind::Path => !text.starts_with(['-', '/']) && !text.split('/').any(|part| matches!(part, ".." | ".git" | "")),
+        // Relative to the address of the repository that it is a part of.
+        Kind::Address => is_address(text) || submodule && text.starts_with("../") && !text.contains(':'),
     }
 }
 

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 /// A text that is not configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("is not git configuration: line {line}")]
+#[error("is not git configuration (line {line})")]
 pub struct Unreadable {
-    /// Counted from 1.
+    /// Counted from 1; 0 when it is too long to be looked at.
     pub line: usize,
 }
 

@@ -50,6 +50,11 @@ pub(crate) struct Tips {
 }
 
 impl Tips {
+    /// Is there no history?
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
     /// The ids that `before` did not have: made, or fetched, in between.
     pub(crate) fn since(&self, before: &Self) -> Vec<Id> {
         let known: HashSet<_> = before.ids.iter().collect();
