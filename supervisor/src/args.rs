@@ -13,6 +13,11 @@ Exit status: the command's own; 128+n when signal n ended it; 124 when its time 
 set up or the command line is wrong (not 2, which could be the command's own); 126 when the command cannot be executed;
 127 when it was not found.";
 
+const QUARANTINE: &str = "\
+What a sandbox left in files that programs of the host run or obey (hooks, .envrc, editor settings, ...) is put aside when
+the run ends. `approve` brings it back for good: the same content at the same place is kept from then on. `restore` brings
+it back once.";
+
 /// Run agents and their commands behind the operating system's own walls.
 #[derive(Debug, Parser)]
 #[command(name = "hermes-sandbox", version, subcommand_required = true, after_help = EXIT_STATUS)]
@@ -46,6 +51,12 @@ pub(crate) enum Command {
     Profiles {
         #[command(subcommand)]
         action: Profiles,
+    },
+    /// Look at what was put aside after runs, bring it back or remove it
+    #[command(after_help = QUARANTINE)]
+    Quarantine {
+        #[command(subcommand)]
+        action: Quarantine,
     },
     /// Print a completion script for a shell
     Completions {
@@ -141,6 +152,88 @@ pub(crate) enum Profiles {
         /// The file
         file: PathBuf,
     },
+}
+
+/// What to do with what was put aside.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Quarantine {
+    /// What was put aside, the newest last
+    List {
+        /// Of all directories, not only of those around the workspace
+        #[arg(long, conflicts_with = "workspace")]
+        all: bool,
+        #[command(flatten)]
+        of: QuarantineArgs,
+    },
+    /// All that is known about an entry, and its content
+    Show {
+        /// Its number, see `list`
+        #[arg(value_parser = number)]
+        id: u64,
+        #[command(flatten)]
+        of: QuarantineArgs,
+    },
+    /// The difference between what was there before and what was put aside
+    Diff {
+        /// Its number, see `list`
+        #[arg(value_parser = number)]
+        id: u64,
+        #[command(flatten)]
+        of: QuarantineArgs,
+    },
+    /// Bring entries back to their places, this once
+    Restore {
+        #[command(flatten)]
+        which: BringArgs,
+    },
+    /// Bring entries back to their places, and keep the same content there from now on
+    Approve {
+        #[command(flatten)]
+        which: BringArgs,
+    },
+    /// Remove entries for good
+    Discard {
+        /// Their numbers, see `list`
+        #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "ID", value_parser = number)]
+        ids: Vec<u64>,
+        /// All entries of the workspace
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        of: QuarantineArgs,
+    },
+}
+
+/// The number of an entry.
+fn number(text: &str) -> Result<u64, &'static str> {
+    text.parse().map_err(|_| "not a number; `hermes-sandbox quarantine list` shows them")
+}
+
+/// Entries to bring back.
+#[derive(Debug, Args)]
+pub(crate) struct BringArgs {
+    /// Their numbers, see `list`
+    #[arg(required = true, value_name = "ID", value_parser = number)]
+    pub(crate) ids: Vec<u64>,
+    /// Replace what lies there by now
+    #[arg(long)]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) of: QuarantineArgs,
+}
+
+/// Whose quarantine, and how the answer is given.
+#[derive(Debug, Args)]
+pub(crate) struct QuarantineArgs {
+    /// A directory that runs could write, or one in it [default: the current one]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) workspace: Option<PathBuf>,
+    /// Print one JSON value
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Become this user first; only root can ask for it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) user: Option<String>,
 }
 
 /// How the network is given.

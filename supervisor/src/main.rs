@@ -2,6 +2,9 @@
 
 mod args;
 mod beneath;
+mod changes {
+    pub(crate) mod quote;
+}
 mod confined;
 mod doctor;
 mod engine;
@@ -17,6 +20,7 @@ mod plan;
 mod policy;
 mod prepare;
 mod profiles;
+mod quarantine;
 mod request;
 mod run;
 #[cfg(test)]
@@ -57,6 +61,7 @@ fn dispatch(argv: Vec<OsString>) -> Result<u8, Error> {
         Parsed::Command(Command::Explain { what }) => explain::explain(what),
         Parsed::Command(Command::Doctor { json, verbose }) => doctor::doctor(&engine::measure_now(), json, verbose),
         Parsed::Command(Command::Profiles { action }) => profiles::profiles(action),
+        Parsed::Command(Command::Quarantine { action }) => quarantine::quarantine(action),
         Parsed::Command(Command::Completions { shell }) => pages::completions(shell).map(|()| 0),
         Parsed::Command(Command::Man { subcommand }) => pages::man(subcommand.as_deref()).map(|()| 0),
     }

@@ -29,6 +29,27 @@ pub(crate) fn section(text: &mut String, title: &str, rows: &[Row]) {
     }
 }
 
+/// Rows in columns; all cells are safe to print. The last column is as wide as it likes.
+pub(crate) fn columns<const N: usize>(text: &mut String, rows: &[[String; N]]) {
+    let widths: [usize; N] =
+        std::array::from_fn(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0).min(WIDEST));
+    for row in rows {
+        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        _ = writeln!(text, "{}", cells.join("  ").trim_end());
+    }
+}
+
+/// How long ago something was, both in milliseconds.
+pub(crate) fn age(now: u64, then: u64) -> String {
+    let seconds = now.saturating_sub(then) / 1000;
+    let units = [(86_400, "day"), (3600, "hour"), (60, "minute")];
+    match units.into_iter().find(|(unit, _)| seconds >= *unit) {
+        None => "just now".to_owned(),
+        Some((unit, name)) if seconds / unit == 1 => format!("1 {name} ago"),
+        Some((unit, name)) => format!("{} {name}s ago", seconds / unit),
+    }
+}
+
 /// A size in the largest fitting unit.
 pub(crate) fn bytes(count: u64) -> String {
     let units = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
@@ -52,6 +73,20 @@ mod tests {
     fn sizes() {
         assert_eq!([bytes(0), bytes(1023), bytes(1 << 10), bytes(3 << 29)], ["0 bytes", "1023 bytes", "1 KiB", "1.5 GiB"]);
         assert_eq!(seconds(1500), "1.5 s");
+    }
+
+    #[test]
+    fn ages() {
+        let ages = [0, 59, 60, 7199, 7200, 86_400, 2_000_000].map(|seconds| age(10_000_000_000, 10_000_000_000 - seconds * 1000));
+        assert_eq!(ages, ["just now", "just now", "1 minute ago", "1 hour ago", "2 hours ago", "1 day ago", "23 days ago"]);
+        assert_eq!(age(0, 5000), "just now", "a clock was set back");
+    }
+
+    #[test]
+    fn any_number_of_columns() {
+        let mut text = String::new();
+        columns(&mut text, &[["a", "bb", "c"], ["aaa", "b", ""]].map(|row| row.map(str::to_owned)));
+        assert_eq!(text, "a    bb  c\naaa  b\n");
     }
 
     #[test]

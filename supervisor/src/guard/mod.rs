@@ -8,6 +8,7 @@
 pub(crate) mod history;
 mod live;
 pub(crate) mod quarantine;
+pub(crate) mod restore;
 pub(crate) mod rules;
 pub(crate) mod run;
 pub(crate) mod settle;
@@ -25,8 +26,8 @@ use std::path::{Path, PathBuf};
 use hermes_backends::compile::shadow::Shadow;
 use hermes_backends::plan::{MountStep, PathRights, Plan, Source, Tier};
 use hermes_backends::wire::Cover;
-use hermes_profiles::guard::Check;
 use hermes_profiles::guard::Selector;
+use hermes_profiles::guard::{Check, git_config};
 use hermes_profiles::{GuardRules, ospath};
 use nix::sys::statfs::fstatfs;
 use std::os::unix::fs::MetadataExt;
@@ -79,6 +80,14 @@ pub(crate) fn recover(state_dir: &Path, concerns: &dyn Fn(&Path) -> bool) -> Res
         }
     }
     Ok(outcomes)
+}
+
+/// Does a live run know the tree of this state directory? What comes into the tree meanwhile counts as the run's.
+pub(crate) fn in_use(state_dir: &Path, tree: &Path) -> Result<bool, Error> {
+    let (_, live) = Run::others(state_dir).map_err(|e| cannot("look for live runs in", state_dir, &e))?;
+    // One whose record cannot be read has only begun, or ends: it has not looked yet, or will not look again.
+    let records = live.iter().filter_map(|dir| Run::record(dir).ok().flatten());
+    Ok(records.into_iter().any(|record| record.trees.iter().any(|of_tree| of_tree.state == tree)))
 }
 
 fn recover_one(state_dir: &Path, run: Run, record: Option<Record>) -> Result<Outcome, Error> {
@@ -506,7 +515,13 @@ impl Settler<'_> {
                 }
                 _ => vec!["what is not a file".to_owned()],
             };
-            if !refused.is_empty() && !self.approved.has(&rule.id, &path, &now.is, now.mode) {
+            let approved = self.approved.has(&rule.id, &path, &now.is, now.mode);
+            if let (true, Is::File(new)) = (approved, &now.is) {
+                shadow::under_lock(self.tree, &path, |host| {
+                    let merged = git_config::merge_with(old, new, host.unwrap_or_default(), &|_, _| true);
+                    Ok(if host == Some(old) { Some(new.clone()) } else { merged.ok().map(|merged| merged.text) })
+                })?;
+            } else if !refused.is_empty() {
                 self.keep_private(&path, rule, settle::sets(&refused), &now, before.as_ref())?;
             }
         }

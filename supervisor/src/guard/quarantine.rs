@@ -119,7 +119,10 @@ impl Quarantine {
 
     /// Puts a copy aside. `content` and `before` are what the entry says they are.
     pub(crate) fn add(&self, entry: &Entry, content: &[u8], before: &[u8]) -> io::Result<u64> {
-        let mut id = self.numbers()?.last().copied().unwrap_or(0) + 1;
+        // A number is never given twice: somebody may have written it down.
+        let last = self.dir().join("last");
+        let given = std::fs::read_to_string(&last).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+        let mut id = self.numbers()?.last().copied().unwrap_or(0).max(given) + 1;
         loop {
             match DirBuilder::new().mode(0o700).create(self.dir().join(id.to_string())) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => id += 1,
@@ -132,6 +135,7 @@ impl Quarantine {
             file.write_all(bytes)?;
             file.sync_data()?;
         }
+        std::fs::write(last, id.to_string())?;
         // Last: an entry that can be read is whole.
         store::write(&self.at(id, "entry"), entry)?;
         Ok(id)
@@ -204,7 +208,9 @@ impl Quarantine {
 
 impl Approved {
     pub(crate) fn has(&self, rule: &str, path: &Path, is: &Is, mode: u32) -> bool {
-        !self.0.is_empty() && key(rule, path, is, mode).is_some_and(|key| self.0.contains(&key))
+        // What may be executed may as well only be read.
+        let known = |mode| key(rule, path, is, mode).is_some_and(|key| self.0.contains(&key));
+        !self.0.is_empty() && (known(mode) || known(mode | 0o111))
     }
 }
 
@@ -278,6 +284,9 @@ mod tests {
         quarantine.approve("direnv", Path::new(".envrc"), &file, 0o644).unwrap();
         let approved = quarantine.approved().unwrap();
         assert!(approved.has("direnv", Path::new(".envrc"), &file, 0o600));
+        let program = Is::File(b"#!/bin/sh".to_vec());
+        quarantine.approve("direnv", Path::new(".envrc"), &program, 0o755).unwrap();
+        assert!(quarantine.approved().unwrap().has("direnv", Path::new(".envrc"), &program, 0o644), "less than was approved");
         for (rule, path, is, mode) in [
             ("other", ".envrc", &file, 0o644),
             ("direnv", "sub/.envrc", &file, 0o644),

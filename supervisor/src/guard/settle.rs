@@ -452,10 +452,15 @@ impl<'a> Settler<'a> {
     fn keep_long(&self, parent: &OwnedFd, away: &str, id: u64) -> io::Result<()> {
         let kept = self.quarantine.content_path(id);
         let holder = Root::open(kept.parent().unwrap_or(Path::new("/")))?;
-        match renameat2(parent, away, holder.as_fd(), "content", RenameFlags::empty()) {
+        let root = Root::from_fd(parent.try_clone()?);
+        // What has other names can be changed by them.
+        let alone = root.stat(Path::new(away))?.st_nlink == 1;
+        let moved =
+            if alone { renameat2(parent, away, holder.as_fd(), "content", RenameFlags::empty()) } else { Err(Errno::EXDEV) };
+        match moved {
             Ok(()) => std::fs::set_permissions(&kept, Permissions::from_mode(0o600)),
             Err(Errno::EXDEV) => {
-                let from = Root::from_fd(parent.try_clone()?).open_file(Path::new(away))?.0;
+                let from = root.open_file(Path::new(away))?.0;
                 let mut to = std::fs::File::create(&kept)?;
                 io::copy(&mut &from, &mut to).map(drop)
             }

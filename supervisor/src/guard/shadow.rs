@@ -5,11 +5,11 @@
 //! anything to be undone.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use hermes_backends::compile::shadow::{FILES, LINKS};
@@ -247,35 +247,18 @@ impl Merge<'_> {
         Ok(merged)
     }
 
-    /// When the sandbox has ended: as git does, with its lock and by rename.
+    /// When the sandbox has ended: as git does.
     pub(crate) fn by_rename(&self) -> io::Result<Merged> {
-        let (parent, name) = match self.tree.root.parent(self.path) {
-            Ok(found) => found,
-            Err(errno) if is_replaced(errno) => return Ok(Merged::default()),
-            Err(errno) => return Err(errno.into()),
-        };
-        let stat = match self.tree.root.stat(self.path) {
-            Ok(stat) if kind(&stat) == SFlag::S_IFREG => stat,
-            _ => return Ok(Merged::default()),
-        };
-        let mut lock = name.to_owned();
-        lock.push(".lock");
-        let file = lock_config(&parent, &lock, stat.st_mode & 0o777)?;
-        let merge = || -> io::Result<(Merged, bool)> {
-            let (host, _) = self.tree.root.read(self.path, LONGEST)?;
-            let merged = self.text(&self.own(&host));
-            let renames = merged.text != host;
-            if renames {
-                (&file).write_all(&merged.text)?;
-                nix::fcntl::renameat(&parent, lock.as_os_str(), &parent, name)?;
-            }
-            Ok((merged, renames))
-        };
-        let done = merge();
-        if !matches!(done, Ok((_, true))) {
-            let _ = nix::unistd::unlinkat(&parent, lock.as_os_str(), nix::unistd::UnlinkatFlags::NoRemoveDir);
+        let mut outcome = Merged::default();
+        let written = under_lock(self.tree, self.path, |host| {
+            let Some(host) = host else { return Ok(None) };
+            outcome = self.text(&self.own(host));
+            Ok((outcome.text != host).then(|| outcome.text.clone()))
+        });
+        match written {
+            Err(e) if e.raw_os_error().is_some_and(|raw| is_replaced(Errno::from_raw(raw))) => Ok(Merged::default()),
+            written => written.map(|()| outcome),
         }
-        done.map(|(merged, _)| merged)
     }
 
     /// The host's own text: what we wrote is made anew from what was there before.
@@ -324,4 +307,35 @@ fn lock_config(parent: &OwnedFd, lock: &OsStr, mode: u32) -> io::Result<File> {
 /// Empty lines at the end mean nothing, and a reader never sees a file that was cut.
 fn pad(text: &mut Vec<u8>, length: usize) {
     text.resize(text.len().max(length), b'\n');
+}
+
+/// Replaces a configuration as git does: under git's lock, by rename. `change` is given what lies there, `None` for what is no
+/// file, and says what shall.
+///
+/// # Errors
+/// `AlreadyExists` when git does not give its lock back.
+pub(crate) fn under_lock(
+    tree: &Tree,
+    path: &Path,
+    change: impl FnOnce(Option<&[u8]>) -> io::Result<Option<Vec<u8>>>,
+) -> io::Result<()> {
+    let (parent, name) = tree.root.parent(path)?;
+    let mode = tree.root.stat(path).map_or(0o644, |stat| stat.st_mode & 0o777);
+    let mut lock = name.to_owned();
+    lock.push(".lock");
+    let mut file = lock_config(&parent, &lock, mode)?;
+    let replace = || -> io::Result<bool> {
+        let host = tree.root.read(path, LONGEST).ok().map(|(host, _)| host);
+        let Some(text) = change(host.as_deref())? else { return Ok(false) };
+        // Opened with the caller's umask taken away.
+        file.set_permissions(Permissions::from_mode(mode))?;
+        file.write_all(&text)?;
+        nix::fcntl::renameat(&parent, lock.as_os_str(), &parent, name)?;
+        Ok(true)
+    };
+    let done = replace();
+    if !matches!(done, Ok(true)) {
+        let _ = nix::unistd::unlinkat(&parent, lock.as_os_str(), nix::unistd::UnlinkatFlags::NoRemoveDir);
+    }
+    done.map(drop)
 }

@@ -1,0 +1,298 @@
+//! `quarantine`: what was put aside after runs is listed, shown, brought back or removed.
+
+mod diff;
+mod place;
+mod show;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::args::{BringArgs, Quarantine as Action, QuarantineArgs};
+use crate::error::Error;
+use crate::events::Log;
+use crate::guard::quarantine::{self, Entry, Stage, What};
+use crate::guard::{self, restore};
+use crate::output;
+use crate::request;
+use crate::start;
+use crate::table;
+use place::Place;
+
+const EMPTY: &str = "nothing is in quarantine\n";
+
+/// Answers and returns the exit status.
+pub(crate) fn quarantine(action: Action) -> Result<u8, Error> {
+    match action {
+        Action::List { all, of } => list(&open(&of, all)?, of.json),
+        Action::Show { id, of } => show::show(&open(&of, false)?.entry(id)?, of.json),
+        Action::Diff { id, of } => difference(&open(&of, false)?.entry(id)?, of.json),
+        Action::Restore { which } => bring(&which, false),
+        Action::Approve { which } => bring(&which, true),
+        Action::Discard { ids, all, of } => discard(&ids, all, &of),
+    }
+}
+
+/// What a command works with.
+struct Opened {
+    state_dir: PathBuf,
+    /// As people named it.
+    named: String,
+    /// Trees around the workspace, the innermost first; or all of them.
+    places: Vec<Place>,
+}
+
+/// An entry and where it is.
+struct Found<'a> {
+    place: &'a Place,
+    id: u64,
+    entry: Entry,
+}
+
+/// Settles what killed runs have left, as `run` does: what they planted is an entry only then.
+fn open(of: &QuarantineArgs, all: bool) -> Result<Opened, Error> {
+    let user = of.user.as_deref().map(start::become_user).transpose()?;
+    let caller = request::caller(user)?;
+    let state_dir = caller.state_dir.clone().ok_or_else(|| {
+        Error::setup("there is no home directory in which anything could have been put aside").hint("set HOME or XDG_STATE_HOME")
+    })?;
+    let dir = caller.cwd.join(of.workspace.as_deref().unwrap_or(Path::new("")));
+    let real = dir.canonicalize().unwrap_or_else(|_| dir.clone());
+    let mut log = Log::open(None)?;
+    for outcome in guard::recover(&state_dir, &|tree| !all && (real.starts_with(tree) || tree.starts_with(&real)))? {
+        guard::tell(&outcome, &mut log)?;
+    }
+    let places = if all { place::all(&state_dir)? } else { place::around(&state_dir, &dir)? };
+    Ok(Opened { state_dir, named: output::path(&dir), places })
+}
+
+impl Opened {
+    /// An entry of the innermost tree. Those around it have numbers of their own.
+    fn entry(&self, id: u64) -> Result<Found<'_>, Error> {
+        let known = |place: &Place| entries(place).map(|entries| entries.into_iter().find(|(other, _)| *other == id));
+        let unknown = Error::usage(format!("there is no entry {id} in the quarantine of {}", self.path()));
+        let Some((own, outer)) = self.places.split_first() else {
+            return Err(unknown.hint("`hermes-sandbox quarantine list --all` shows all there are"));
+        };
+        if let Some((_, entry)) = known(own)? {
+            return Ok(Found { place: own, id, entry });
+        }
+        for place in outer {
+            if known(place)?.is_some() {
+                return Err(unknown.hint(format!("that of the larger {0} has one: --workspace {0}", output::path(&place.path))));
+            }
+        }
+        Err(unknown.hint("`hermes-sandbox quarantine list` shows those that there are"))
+    }
+
+    /// Several, each once. All must be known before anything is done to one.
+    fn entries(&self, ids: &[u64]) -> Result<Vec<Found<'_>>, Error> {
+        let ids: BTreeSet<u64> = ids.iter().copied().collect();
+        ids.into_iter().map(|id| self.entry(id)).collect()
+    }
+
+    fn path(&self) -> String {
+        self.places.first().map_or_else(|| self.named.clone(), |place| output::path(&place.path))
+    }
+}
+
+fn entries(place: &Place) -> Result<Vec<(u64, Entry)>, Error> {
+    place.quarantine().list().map_err(|e| cannot("read the quarantine of", &place.path, &e))
+}
+
+fn cannot(what: &str, path: &Path, why: &io::Error) -> Error {
+    Error::setup(format!("cannot {what} {}: {why}", output::path(path)))
+}
+
+/// An entry for programs.
+#[derive(Debug, Serialize)]
+struct Listed<'a> {
+    id: u64,
+    tree: String,
+    #[serde(flatten)]
+    entry: &'a Entry,
+}
+
+fn list(opened: &Opened, json: bool) -> Result<u8, Error> {
+    let mut found = Vec::new();
+    for place in &opened.places {
+        found.push((place, entries(place)?));
+    }
+    found.retain(|(_, entries)| !entries.is_empty());
+    if json {
+        let all = found.iter().flat_map(|(place, entries)| {
+            entries.iter().map(|(id, entry)| Listed { id: *id, tree: output::path(&place.path), entry })
+        });
+        output::print_json(&all.collect::<Vec<_>>())?;
+    } else if found.is_empty() {
+        output::print(EMPTY)?;
+    } else {
+        let now = quarantine::now();
+        let sections: Vec<String> = found.iter().map(|(place, entries)| section(place, entries, now)).collect();
+        output::print(&sections.join("\n"))?;
+    }
+    Ok(0)
+}
+
+/// The entries of one tree.
+fn section(place: &Place, entries: &[(u64, Entry)], now: u64) -> String {
+    let gone = if place.tree.is_none() { " (gone or moved)" } else { "" };
+    let mut text = format!("{}{gone}\n", output::path(&place.path));
+    let mut rows = vec![["ID", "WHEN", "PATH", "RULE", "WHY"].map(str::to_owned)];
+    rows.extend(entries.iter().map(|(id, entry)| {
+        let why = if entry.staged { format!("waits: {}", entry.why) } else { entry.why.clone() };
+        let [rule, why] = [&entry.rule, &why].map(|text| output::clean(text).into_owned());
+        [id.to_string(), table::age(now, entry.time), output::path(&entry.path), rule, why]
+    }));
+    table::columns(&mut text, &rows);
+    text
+}
+
+#[derive(Debug, Serialize)]
+struct Compared<'a> {
+    #[serde(flatten)]
+    listed: Listed<'a>,
+    /// Bytes that are not UTF-8 are written as `\xNN`.
+    diff: String,
+}
+
+fn difference(found: &Found<'_>, json: bool) -> Result<u8, Error> {
+    let Found { place, id, entry } = found;
+    let (before, content) = show::both(found)?;
+    let old = match entry.before {
+        quarantine::Before::File(mode) => Some(diff::Side { symlink: false, mode, content: Some(&before) }),
+        quarantine::Before::Symlink => Some(diff::Side { symlink: true, mode: 0o777, content: Some(&before) }),
+        quarantine::Before::Unknown => Some(diff::Side { symlink: false, mode: entry.mode, content: None }),
+        quarantine::Before::Absent => None,
+    };
+    let new = diff::Side { symlink: entry.what == What::Symlink, mode: entry.mode, content: content.as_deref() };
+    let lines = match entry.what {
+        What::Special => {
+            vec![("", format!("{}: {}", output::path(&entry.path), show::SPECIAL).into_bytes())]
+        }
+        _ => diff::lines(&entry.path, old, Some(new)),
+    };
+    if json {
+        let text: Vec<String> = lines.iter().map(|(_, line)| show::harmless(line) + "\n").collect();
+        let listed = Listed { id: *id, tree: output::path(&place.path), entry };
+        output::print_json(&Compared { listed, diff: text.concat() })?;
+        return Ok(0);
+    }
+    let colours = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let mut text = String::new();
+    for (colour, line) in lines {
+        // Piped too: most of what it is piped to shows it on a terminal.
+        let line = show::harmless(&line);
+        _ = match colours && !colour.is_empty() {
+            true => writeln!(text, "\x1b[{colour}m{line}\x1b[m"),
+            false => writeln!(text, "{line}"),
+        };
+    }
+    output::print(&text)?;
+    Ok(0)
+}
+
+/// What became of an entry, for programs.
+#[derive(Debug, Serialize)]
+struct Answer {
+    id: u64,
+    path: String,
+    became: &'static str,
+}
+
+fn bring(which: &BringArgs, approve: bool) -> Result<u8, Error> {
+    let opened = open(&which.of, false)?;
+    let _lock = lock(opened.places.first())?;
+    let found = opened.entries(&which.ids)?;
+    each(found, which.of.json, |found| {
+        let became = bring_one(&opened.state_dir, found, which.force, approve)?;
+        remove(found).map(|()| became)
+    })
+}
+
+fn bring_one(state_dir: &Path, found: &Found<'_>, force: bool, approve: bool) -> Result<&'static str, Error> {
+    let Found { place, id, entry } = found;
+    let path = output::path(&entry.path);
+    let Some(tree) = &place.tree else {
+        return Err(Error::setup(format!("cannot restore {path}: {} is gone or was moved", output::path(&place.path)))
+            .hint("if it was moved, name its new place: --workspace DIR"));
+    };
+    if entry.stage == Stage::Copied {
+        return Err(Error::setup(format!("cannot restore {path}: it is only being put aside")).hint("try again"));
+    }
+    if approve && matches!(entry.what, What::LongFile) {
+        return Err(Error::setup(format!("cannot approve {path}: it is too long to be known again"))
+            .hint(format!("`hermes-sandbox quarantine restore {id}` brings it back once")));
+    }
+    // What is approved stays when that run ends.
+    if !approve && !force && guard::in_use(state_dir, &place.state)? {
+        return Err(Error::setup(format!("cannot restore {path}: a sandbox runs there, and it would count as the sandbox's"))
+            .hint(format!("wait for its end, or approve it: `hermes-sandbox quarantine approve {id}`")));
+    }
+    let quarantine = place.quarantine();
+    let restored = restore::restore(tree, &quarantine, *id, entry, force)?;
+    if approve && let Some(is) = restore::content(&quarantine, *id, entry).map_err(|e| cannot("read", &entry.path, &e))? {
+        quarantine
+            .approve(&entry.rule, &entry.path, &is, entry.mode)
+            .map_err(|e| cannot("remember the approval of", &entry.path, &e).hint("it is back; approve it again"))?;
+    }
+    Ok(match (approve, restored) {
+        (false, restore::Restored::Written) => "restored",
+        (false, restore::Restored::WasThere) => "there already",
+        (true, _) => "approved",
+    })
+}
+
+fn discard(ids: &[u64], all: bool, of: &QuarantineArgs) -> Result<u8, Error> {
+    let opened = open(of, false)?;
+    let own = opened.places.first();
+    let _lock = lock(own)?;
+    let mut found = opened.entries(ids)?;
+    if all && let Some(place) = own {
+        found.extend(entries(place)?.into_iter().map(|(id, entry)| Found { place, id, entry }));
+    }
+    each(found, of.json, |found| remove(found).map(|()| "discarded"))
+}
+
+/// Two commands at once would take each other's entries, and forget each other's approvals.
+fn lock(place: Option<&Place>) -> Result<Option<File>, Error> {
+    let Some(place) = place else { return Ok(None) };
+    let lock = || {
+        let dir = File::open(&place.state)?;
+        dir.lock().map(|()| Some(dir))
+    };
+    lock().map_err(|e| cannot("lock", &place.state, &e))
+}
+
+fn remove(found: &Found<'_>) -> Result<(), Error> {
+    match found.place.quarantine().remove(found.id) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(cannot("remove the entry of", &found.entry.path, &e)),
+        _ => Ok(()),
+    }
+}
+
+/// Does something to each entry and tells what became of it. One that cannot be done keeps no other from being done.
+fn each(found: Vec<Found<'_>>, json: bool, act: impl Fn(&Found<'_>) -> Result<&'static str, Error>) -> Result<u8, Error> {
+    let mut status = 0;
+    let mut answers = Vec::new();
+    for found in found {
+        match act(&found) {
+            Ok(became) => answers.push(Answer { id: found.id, path: output::path(&found.entry.path), became }),
+            Err(error) => status = error.report(),
+        }
+    }
+    if json {
+        output::print_json(&answers)?;
+    } else {
+        if answers.is_empty() && status == 0 {
+            return output::print(EMPTY).map(|()| status);
+        }
+        let lines: String = answers.iter().map(|answer| format!("{} {}: {}\n", answer.id, answer.path, answer.became)).collect();
+        output::print(&lines)?;
+    }
+    Ok(status)
+}
