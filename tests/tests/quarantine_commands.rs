@@ -306,7 +306,8 @@ fn a_workspace_in_a_larger_tree_has_its_entries_there() {
     run(&[&outer]);
     there(&["list"]).ok().says("/outer\n").says("/inner\n");
     there(&["discard", "1"]).ok();
-    let unknown = there(&["restore", "1"]);
+    // No number is given twice: that of the outer tree is its second.
+    let unknown = there(&["restore", "2"]);
     unknown.refused(125);
     assert!(unknown.err().contains(&format!("--workspace {}", outer.display())), "{}", unknown.err());
 }

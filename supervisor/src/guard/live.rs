@@ -256,6 +256,9 @@ impl Guards {
         let repository = Repository { git: git.clone(), tips: Tips::default(), shadow: Some(number), made_hooks };
         self.record.trees[index].repositories.push(repository);
         store::write(&self.run.record_path(), &self.record)?;
+        if made_hooks {
+            shadow::make_hooks(&self.trees[index].0, &git);
+        }
         self.ask(covers, |covers| Asked::New { covers, tree: index, git });
         Ok(())
     }

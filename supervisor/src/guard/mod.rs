@@ -109,7 +109,7 @@ fn recover_one(state_dir: &Path, run: Run, record: Option<Record>) -> Result<Out
         }
         let baseline: Snapshot = store::read(&Run::baseline_path(&dir, index))
             .map_err(|e| cannot("read what is known from before a killed run in", &dir, &e))?;
-        settle_tree(&run, &record, index, &tree, &baseline, &mut outcome)?;
+        settle_tree(&run, &record, index, &tree, &baseline, true, &mut outcome)?;
     }
     if let Some((path, why)) = outcome.failed.first() {
         return Err(Error::setup(format!("cannot put aside {}, which a killed run left: {why}", output::path(path)))
@@ -251,6 +251,10 @@ impl Guards {
             *baseline = now;
         }
         store::write(&self.run.record_path(), &self.record).map_err(|e| cannot("record this run in", &self.run.dir, &e))?;
+        for ((tree, _), record) in self.trees.iter().zip(&self.record.trees) {
+            let absent = record.repositories.iter().filter(|repository| repository.made_hooks);
+            absent.for_each(|repository| shadow::make_hooks(tree, &repository.git));
+        }
         self.watch(covers.clone());
         Ok(covers)
     }
@@ -279,9 +283,10 @@ impl Guards {
     /// Brings every tree back. The sandbox has ended.
     pub(crate) fn settle(self) -> Result<Outcome, Error> {
         let mut outcome = self.outcome;
-        if self.record.init.is_some() || self.run.record_path().exists() {
+        // Before there is a record, nothing has run.
+        if self.run.record_path().exists() {
             for (index, (tree, baseline)) in self.trees.iter().enumerate() {
-                settle_tree(&self.run, &self.record, index, tree, baseline, &mut outcome)?;
+                settle_tree(&self.run, &self.record, index, tree, baseline, false, &mut outcome)?;
             }
         }
         // What could not be settled is left to the next command.
@@ -357,12 +362,14 @@ fn has_dependable_times(tree: &Tree) -> bool {
     fstatfs(&tree.root).is_ok_and(|stat| !NETWORK.contains(&(stat.filesystem_type().0 as i64)))
 }
 
+/// `again`: another supervisor was killed, perhaps while it settled.
 fn settle_tree(
     run: &Run,
     record: &Record,
     index: usize,
     tree: &Tree,
     baseline: &Snapshot,
+    again: bool,
     outcome: &mut Outcome,
 ) -> Result<(), Error> {
     let of_tree = &record.trees[index];
@@ -382,6 +389,11 @@ fn settle_tree(
             }
         }
         let now = look(tree, &rules, Some(baseline))?;
+        for stray in now.strays.iter().filter(|_| again) {
+            if let Ok((parent, name)) = tree.root.parent(stray) {
+                let _ = nix::unistd::unlinkat(&parent, name, nix::unistd::UnlinkatFlags::NoRemoveDir);
+            }
+        }
         let believed: Believed = store::read_if_known(&Run::believed_path(&run.dir, index))?.unwrap_or_default();
         let candidates = if believed.is_empty() {
             settler.judge(baseline, &now)?

@@ -21,6 +21,7 @@ use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 use super::quarantine::{self, Approved, Before, Entry, Quarantine, Stage, What};
 use super::rules::TreeRules;
 use super::run::{Record, Run};
+use super::shadow::{TEMPORARY, place};
 use super::snapshot::{Change, Held, Is, LONGEST, Snapshot, Wanted, hold};
 use crate::beneath::{Root, by_descriptor, errno, kind};
 use crate::state::Tree;
@@ -268,12 +269,7 @@ impl<'a> Settler<'a> {
     /// A fresh inode with this content in the place of what is there.
     fn replace(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
         let (parent, name) = self.tree.root.parent(path)?;
-        let mut file = tempfile::Builder::new().prefix(".hermes-sandbox-").tempfile_in(by_descriptor(&parent))?;
-        file.write_all(content)?;
-        file.as_file().set_permissions(Permissions::from_mode(mode & 0o777))?;
-        let target = PathBuf::from(by_descriptor(&parent)).join(name);
-        file.persist(target)?;
-        Ok(())
+        place(&parent, name, content, mode)
     }
 
     /// What lay where an entry was put aside, or what of it is harmless.
@@ -397,7 +393,7 @@ impl<'a> Settler<'a> {
     }
 
     fn take_away(&self, parent: &OwnedFd, name: &std::ffi::OsStr, id: u64, entry: &Entry) -> io::Result<()> {
-        let away = format!(".hermes-sandbox-{}-{id}", self.about.run);
+        let away = format!("{TEMPORARY}{}-{id}", self.about.run);
         let take = || renameat2(parent, name, parent, away.as_str(), RenameFlags::RENAME_NOREPLACE);
         let taken = take().or_else(|errno| match errno {
             Errno::EACCES => {
@@ -493,7 +489,7 @@ fn put_file(parent: &OwnedFd, name: &std::ffi::OsStr, content: &[u8], mode: u32)
             Ok(linkat(cwd, by_descriptor(&file).as_os_str(), parent, name, AtFlags::AT_SYMLINK_FOLLOW))
         }
         Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::ENOENT) => {
-            let mut file = tempfile::Builder::new().prefix(".hermes-sandbox-").tempfile_in(by_descriptor(parent))?;
+            let mut file = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(by_descriptor(parent))?;
             file.write_all(content)?;
             file.as_file().set_permissions(Permissions::from_mode(mode & 0o777))?;
             let target = PathBuf::from(by_descriptor(parent)).join(name);

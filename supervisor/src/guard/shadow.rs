@@ -19,7 +19,7 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, SFlag, mkdirat};
 
-use super::run::Run;
+use super::run::{Run, start_time};
 use super::snapshot::{Held, Is, LONGEST, Snapshot, Wanted, hold};
 use crate::beneath::{Root, by_descriptor, kind};
 use crate::state::Tree;
@@ -28,13 +28,17 @@ use crate::state::Tree;
 pub(crate) const MOST: usize = 64;
 /// Entries of a private directory that are looked at.
 const MOST_ENTRIES: usize = 1000;
+/// How names begin that we give to files before they are whole.
+pub(crate) const TEMPORARY: &str = ".hermes-sandbox-";
+/// What our lock on a configuration holds: our process id and start time follow.
+const LOCKED_BY: &str = "# locked by hermes-sandbox, process ";
 /// Hundredths of a second that another git may hold its lock.
 const LOCK_TRIES: u32 = 200;
 /// Files of a git directory that are git configuration.
 pub(crate) const CONFIGS: &[&str] = &["config", "config.worktree"];
 
 /// Makes the private copies of one repository from what the baseline knows. Returns what is to be covered,
-/// and whether the directory of hooks had to be made.
+/// and whether the directory of hooks is to be made first, by [`make_hooks`], once that is on record.
 pub(crate) fn make(run: &Run, tree: &Tree, baseline: &Snapshot, git: &Path, number: u32) -> io::Result<(Vec<Cover>, bool)> {
     let files = Run::files(&run.dir, number);
     DirBuilder::new().mode(0o700).create(&files)?;
@@ -45,7 +49,7 @@ pub(crate) fn make(run: &Run, tree: &Tree, baseline: &Snapshot, git: &Path, numb
     if !git.as_os_str().is_empty() {
         covers.push(Cover::Pin { target: at.clone() });
     }
-    let hooks = hooks(tree, git)?;
+    let hooks = hooks(tree, git);
     if hooks != Hooks::Not {
         covers.push(Cover::Directory { target: at.join("hooks"), source: inside.join("hooks") });
     }
@@ -64,17 +68,17 @@ pub(crate) fn make(run: &Run, tree: &Tree, baseline: &Snapshot, git: &Path, numb
             covers.push(Cover::Link { target: tree.path.join(&path), source: Path::new(LINKS).join(link) });
         }
     }
-    Ok((covers, hooks == Hooks::Made))
+    Ok((covers, hooks == Hooks::Absent))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hooks {
     There,
-    Made,
+    Absent,
     Not,
 }
 
-/// Removes a directory of hooks that [`make`] made, if it is as empty as it was.
+/// Removes a directory of hooks that [`make_hooks`] made, if it is as empty as it was.
 pub(crate) fn unmake_hooks(tree: &Tree, git: &Path) {
     if let Ok((parent, name)) = tree.root.parent(&git.join("hooks")) {
         let _ = nix::unistd::unlinkat(&parent, name, nix::unistd::UnlinkatFlags::RemoveDir);
@@ -117,20 +121,21 @@ fn of_config_name(name: &OsStr) -> Option<PathBuf> {
     (config_name(&within).as_deref() == Some(name)).then_some(within)
 }
 
-/// Is there a directory of hooks? Made when it is absent: nothing can be mounted over a name that is not there, and git
-/// itself makes an empty one.
-fn hooks(tree: &Tree, git: &Path) -> io::Result<Hooks> {
-    let path = git.join("hooks");
-    Ok(match tree.root.stat(&path) {
+/// Is there a directory of hooks?
+fn hooks(tree: &Tree, git: &Path) -> Hooks {
+    match tree.root.stat(&git.join("hooks")) {
         Ok(stat) if kind(&stat) == SFlag::S_IFDIR => Hooks::There,
-        Err(Errno::ENOENT) => {
-            let Ok((parent, name)) = tree.root.parent(&path) else { return Ok(Hooks::Not) };
-            // Where it cannot be made, no job makes it either.
-            let made = mkdirat(&parent, name, Mode::from_bits_truncate(0o755));
-            if made.is_ok() { Hooks::Made } else { Hooks::Not }
-        }
+        Err(Errno::ENOENT) => Hooks::Absent,
         Ok(_) | Err(_) => Hooks::Not,
-    })
+    }
+}
+
+/// Makes an absent directory of hooks: nothing can be mounted over a name that is not there, and git itself makes an empty one.
+/// Where it cannot be made, no job makes it either.
+pub(crate) fn make_hooks(tree: &Tree, git: &Path) {
+    if let Ok((parent, name)) = tree.root.parent(&git.join("hooks")) {
+        let _ = mkdirat(&parent, name, Mode::from_bits_truncate(0o755));
+    }
 }
 
 fn copy(path: &Path, is: &Is, mode: u32) -> io::Result<()> {
@@ -292,16 +297,36 @@ fn is_replaced(errno: Errno) -> bool {
     matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EINVAL | Errno::ENXIO)
 }
 
-fn lock_config(parent: &OwnedFd, lock: &OsStr, mode: u32) -> io::Result<File> {
-    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+/// Takes git's lock. It says whose it is from the moment that it is there, so that one that was left by a killed supervisor is
+/// told from one that git holds.
+fn lock_config(parent: &OwnedFd, lock: &OsStr) -> io::Result<()> {
+    let own = std::process::id() as i32;
+    let text = format!("{LOCKED_BY}{own} {}\n", start_time(own).unwrap_or(0));
     for _ in 0..LOCK_TRIES {
-        match nix::fcntl::openat(parent, lock, flags, Mode::from_bits_truncate(mode)) {
+        let mut file = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(by_descriptor(parent))?;
+        file.write_all(text.as_bytes())?;
+        let locked = nix::unistd::linkat(nix::fcntl::AT_FDCWD, file.path(), parent, lock, nix::fcntl::AtFlags::empty());
+        match locked {
+            Err(Errno::EEXIST) if is_left_behind(parent, lock) => {
+                let _ = nix::unistd::unlinkat(parent, lock, nix::unistd::UnlinkatFlags::NoRemoveDir);
+            }
             // git on the host is at it.
             Err(Errno::EEXIST) => std::thread::sleep(std::time::Duration::from_millis(10)),
-            other => return Ok(File::from(other?)),
+            other => return other.map_err(Into::into),
         }
     }
     Err(io::Error::new(io::ErrorKind::AlreadyExists, "config.lock is held by another git"))
+}
+
+/// Was this lock taken by a supervisor that is gone?
+fn is_left_behind(parent: &OwnedFd, lock: &OsStr) -> bool {
+    let Ok(parent) = parent.try_clone() else { return false };
+    let Ok((text, _)) = Root::from_fd(parent).read(Path::new(lock), 100) else { return false };
+    let owner = std::str::from_utf8(&text).ok().and_then(|text| {
+        let (pid, start) = text.strip_prefix(LOCKED_BY)?.trim_end().split_once(' ')?;
+        Some((pid.parse::<i32>().ok()?, start.parse::<u64>().ok()?))
+    });
+    owner.is_some_and(|(pid, start)| start_time(pid) != Some(start))
 }
 
 /// Empty lines at the end mean nothing, and a reader never sees a file that was cut.
@@ -323,19 +348,24 @@ pub(crate) fn under_lock(
     let mode = tree.root.stat(path).map_or(0o644, |stat| stat.st_mode & 0o777);
     let mut lock = name.to_owned();
     lock.push(".lock");
-    let mut file = lock_config(&parent, &lock, mode)?;
-    let replace = || -> io::Result<bool> {
+    lock_config(&parent, &lock)?;
+    let replace = || -> io::Result<()> {
         let host = tree.root.read(path, LONGEST).ok().map(|(host, _)| host);
-        let Some(text) = change(host.as_deref())? else { return Ok(false) };
-        // Opened with the caller's umask taken away.
-        file.set_permissions(Permissions::from_mode(mode))?;
-        file.write_all(&text)?;
-        nix::fcntl::renameat(&parent, lock.as_os_str(), &parent, name)?;
-        Ok(true)
+        match change(host.as_deref())? {
+            Some(text) => place(&parent, name, &text, mode),
+            None => Ok(()),
+        }
     };
     let done = replace();
-    if !matches!(done, Ok(true)) {
-        let _ = nix::unistd::unlinkat(&parent, lock.as_os_str(), nix::unistd::UnlinkatFlags::NoRemoveDir);
-    }
-    done.map(drop)
+    let _ = nix::unistd::unlinkat(&parent, lock.as_os_str(), nix::unistd::UnlinkatFlags::NoRemoveDir);
+    done
+}
+
+/// A fresh inode with this content at a name, whatever lies there.
+pub(crate) fn place(parent: &OwnedFd, name: &OsStr, content: &[u8], mode: u32) -> io::Result<()> {
+    let mut file = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(by_descriptor(parent))?;
+    file.write_all(content)?;
+    file.as_file().set_permissions(Permissions::from_mode(mode & 0o777))?;
+    file.persist(PathBuf::from(by_descriptor(parent)).join(name))?;
+    Ok(())
 }

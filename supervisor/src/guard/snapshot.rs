@@ -4,7 +4,7 @@
 //! changes the ctime, and no unprivileged process can set it. So a later look only stats the known directories and
 //! guarded files, lists the directories that changed, and reads the files that changed.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -16,6 +16,7 @@ use nix::sys::stat::{FileStat, Mode, SFlag};
 use serde::{Deserialize, Serialize};
 
 use super::rules::Alias;
+use super::shadow::TEMPORARY;
 use crate::beneath::{Root, kind};
 
 /// Clocks of file systems are coarse before Linux 6.13: what changed at most this long before a look, in nanoseconds, may
@@ -39,6 +40,9 @@ pub(crate) struct Snapshot {
     dirs: Vec<Dir>,
     /// Other places of guarded files that it was taken with.
     pub(crate) aliases: Vec<Alias>,
+    /// Files that a killed supervisor left before they were whole.
+    #[serde(skip)]
+    pub(crate) strays: Vec<PathBuf>,
     /// Was anything looked at closely since the snapshot before?
     #[serde(skip)]
     pub(crate) renewed: bool,
@@ -137,12 +141,20 @@ impl Snapshot {
             names: Vec::new(),
             buffer: Vec::with_capacity(BUFFER),
             renewed: Cell::new(false),
+            strays: RefCell::default(),
         };
         match old {
             None => walk.enter(ROOT, b"", Path::new(""), None)?,
             Some(old) => walk.refresh(old)?,
         }
-        Ok(Self { stamp: stamp.to_owned(), taken, dirs: walk.dirs, aliases: Vec::new(), renewed: walk.renewed.get() })
+        Ok(Self {
+            stamp: stamp.to_owned(),
+            taken,
+            dirs: walk.dirs,
+            aliases: Vec::new(),
+            strays: walk.strays.take(),
+            renewed: walk.renewed.get(),
+        })
     }
 
     /// All guarded entries: path, the git directory around it, and the entry.
@@ -300,6 +312,7 @@ struct Walk<'a, R> {
     names: Vec<u8>,
     buffer: Vec<u8>,
     renewed: Cell<bool>,
+    strays: RefCell<Vec<PathBuf>>,
 }
 
 impl<R: Rules> Walk<'_, R> {
@@ -430,6 +443,9 @@ impl<R: Rules> Walk<'_, R> {
                 SFlag::S_IFDIR if is_git && GIT_DATA.iter().any(|data| data.as_bytes() == name) => {}
                 SFlag::S_IFDIR => below.push(name.to_vec()),
                 kind => {
+                    if name.starts_with(TEMPORARY.as_bytes()) {
+                        self.strays.borrow_mut().push(path.join(OsStr::from_bytes(name)));
+                    }
                     let name = OsStr::from_bytes(name);
                     let is_link = kind == SFlag::S_IFLNK;
                     let wanted = self.rules.wants(&scope, path, git_path.as_deref(), name, is_link);
