@@ -2,6 +2,7 @@
 
 mod args;
 mod beneath;
+mod changes;
 mod doctor;
 mod engine;
 mod error;
@@ -54,6 +55,7 @@ fn dispatch(argv: Vec<OsString>) -> Result<u8, Error> {
         Parsed::Command(Command::Explain { what }) => explain::explain(what),
         Parsed::Command(Command::Doctor { json, verbose }) => doctor::doctor(&engine::measure_now(), json, verbose),
         Parsed::Command(Command::Profiles { action }) => profiles::profiles(action),
+        Parsed::Command(Command::Changes { action }) => changes::changes(action),
         Parsed::Command(Command::Completions { shell }) => pages::completions(shell).map(|()| 0),
         Parsed::Command(Command::Man { subcommand }) => pages::man(subcommand.as_deref()).map(|()| 0),
     }
