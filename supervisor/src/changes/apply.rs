@@ -76,6 +76,7 @@ pub(crate) fn complete(tree: &Tree, journal: Journal) -> Result<Failed, Error> {
         let unsettled = failed.keys().chain(&journal.aftermath.open_deletions);
         let open: Vec<&Spot> = unsettled.collect();
         take_out(&layer, tree, &settled, &open)?;
+        tidy(layer, tree)?;
     }
     journal.finish(tree)?;
     Ok(failed)
@@ -163,8 +164,7 @@ pub(crate) fn apply(held: &Held, layer: Layer, wanted: &Wanted, guard: &dyn Guar
         let failed = complete(tree, journal)?;
         applied.done = total - failed.len().min(total);
         applied.refused.extend(failed);
-        let Some(layer) = free(tree, number) else { return Ok(applied) };
-        applied.left = tidy(layer, tree)?;
+        applied.left = free(tree, number).is_some();
         return Ok(applied);
     }
     applied.left = tidy(layer, tree)?;

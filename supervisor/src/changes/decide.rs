@@ -153,6 +153,12 @@ fn collision(change: &Change) -> Option<String> {
     let told = |host: String| Some(format!("host: {host}; in the layer: {}", yours(change.after)));
     match (change.before, change.copied) {
         (None, true) if change.after.is_some() => told("deleted since the sandbox began".to_owned()),
+        // What is in a directory is judged by itself, and changes the directory's time.
+        (Some(before), copied) if before.is_directory() => {
+            let other = copied && change.after.is_some_and(|after| !after.is_directory());
+            let new = before.born != 0 && before.born >= change.since - COARSE;
+            (other || new).then(|| told("made since the sandbox began, now a directory".to_owned())).flatten()
+        }
         (Some(before), _) if before.changed >= change.since - COARSE => {
             let how = if before.born != 0 && before.born >= change.since - COARSE { "made" } else { "changed" };
             told(format!("{how} since the sandbox began, now {}", describe(&before)))
