@@ -11,12 +11,10 @@ use nix::unistd::{AccessFlags, faccessat};
 use super::guarded::Guarded;
 use super::journal::Spot;
 use super::layer::Ground;
-use super::node::{self, Kind, Stamp, Time};
+use super::node::{self, Kind, Stamp};
 use super::order;
-use super::scan::{Change, Scan, same_things};
+use super::scan::{COARSE, Change, Scan, same_things};
 
-/// The kernel's clock for files is coarse before Linux 6.13.
-const COARSE: Time = 20_000_000;
 /// Files that are looked into for a decision.
 const SHORT: u64 = 1 << 20;
 
@@ -151,13 +149,12 @@ fn collision(change: &Change) -> Option<String> {
         Some(stamp) => describe(&stamp),
     };
     let told = |host: String| Some(format!("host: {host}; in the layer: {}", yours(change.after)));
-    match (change.before, change.copied) {
-        (None, true) if change.after.is_some() => told("deleted since the sandbox began".to_owned()),
+    match (change.before, change.orphaned) {
+        (None, true) => told("deleted since the sandbox began".to_owned()),
         // What is in a directory is judged by itself, and changes the directory's time.
-        (Some(before), copied) if before.is_directory() => {
-            let other = copied && change.after.is_some_and(|after| !after.is_directory());
+        (Some(before), _) if before.is_directory() => {
             let new = before.born != 0 && before.born >= change.since - COARSE;
-            (other || new).then(|| told("made since the sandbox began, now a directory".to_owned())).flatten()
+            new.then(|| told("made since the sandbox began, now a directory".to_owned())).flatten()
         }
         (Some(before), _) if before.changed >= change.since - COARSE => {
             let how = if before.born != 0 && before.born >= change.since - COARSE { "made" } else { "changed" };
@@ -206,7 +203,7 @@ fn forbidden(change: &Change, ground: &Ground) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn stamp(mode: u32, changed: Time) -> Stamp {
+    fn stamp(mode: u32, changed: super::super::node::Time) -> Stamp {
         let zero = Stamp {
             dev: 1,
             ino: 1,
@@ -225,8 +222,8 @@ mod tests {
         zero
     }
 
-    fn change(before: Option<Stamp>, after: Option<Stamp>, copied: bool) -> Change {
-        Change { part: 0, path: "f".into(), before, after, since: 1_000_000_000, copied }
+    fn change(before: Option<Stamp>, after: Option<Stamp>, orphaned: bool) -> Change {
+        Change { part: 0, path: "f".into(), before, after, since: 1_000_000_000, orphaned }
     }
 
     #[test]

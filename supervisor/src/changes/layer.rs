@@ -13,6 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use hermes_backends::host::Probe;
 use hermes_backends::plan::Source;
+use hermes_backends::step::{Step, StepError};
 use hermes_profiles::ospath;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
@@ -256,6 +257,12 @@ pub(crate) struct Ground {
 
 /// Can upper layers over `workspace` lie in the state directory? Leaves nothing behind.
 pub(crate) fn probe(state_dir: &Path, workspace: &Path) -> Probe {
+    let failed = |at: &Path, errno: Errno| Probe::Fails(StepError::on(Step::Overlay, at, errno));
+    let real = state_dir.ancestors().find_map(|at| std::fs::canonicalize(at).ok());
+    if real.is_some_and(|real| real.starts_with(workspace)) {
+        // An upper layer below its own lower one; the kernel's own answer to it.
+        return failed(state_dir, Errno::ELOOP);
+    }
     // The directory itself is only made for a start.
     let place = state_dir.ancestors().find(|at| at.is_dir()).unwrap_or(Path::new("/"));
     let made = tempfile::Builder::new().prefix(".hermes-sandbox-").permissions(Permissions::from_mode(0o700)).tempdir_in(place);
@@ -265,11 +272,7 @@ pub(crate) fn probe(state_dir: &Path, workspace: &Path) -> Probe {
             let _ = scratch::empty(made.path());
             answer
         }
-        Err(e) => Probe::Fails(hermes_backends::step::StepError::on(
-            hermes_backends::step::Step::Create,
-            place,
-            Errno::from_raw(e.raw_os_error().unwrap_or(0)),
-        )),
+        Err(e) => failed(place, Errno::from_raw(e.raw_os_error().unwrap_or(0))),
     }
 }
 

@@ -19,6 +19,9 @@ use crate::error::Error;
 use crate::output;
 use crate::state::Tree;
 
+/// The kernel's clock for files is coarse before Linux 6.13.
+pub(crate) const COARSE: Time = 20_000_000;
+
 /// One path that is to be something else than it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Change {
@@ -31,8 +34,8 @@ pub(crate) struct Change {
     pub(crate) after: Option<Stamp>,
     /// From when on a change by the host collides with this one.
     pub(crate) since: Time,
-    /// The layer's file began as a copy of the host's.
-    pub(crate) copied: bool,
+    /// The layer's file began as a copy of one that the host seems to have deleted since.
+    pub(crate) orphaned: bool,
 }
 
 impl Change {
@@ -131,15 +134,14 @@ impl Walk<'_> {
                 self.deletions(path, &BTreeSet::new(), since)?;
             }
             if before.is_some() {
-                self.push(path, before, None, since, true);
+                self.push(path, before, None, since, false);
             }
             return Ok(());
         }
         if stamp.is_directory() {
             open.push((path.to_owned(), None));
             if before.is_none_or(|before| before.mode != stamp.mode) {
-                let copied = mark(at.0, Some(at.1), c"user.overlay.origin").is_some();
-                self.push(path, before, Some(stamp), since, copied);
+                self.push(path, before, Some(stamp), since, false);
             }
             return Ok(());
         }
@@ -147,14 +149,27 @@ impl Walk<'_> {
             self.deletions(path, &BTreeSet::new(), since)?;
         }
         if before.is_none_or(|before| !self.same(path, &before, &stamp)) {
-            let copied = mark(at.0, Some(at.1), c"user.overlay.origin").is_some();
-            self.push(path, before, Some(stamp), since, copied);
+            let lost = before.is_none() && self.lost_its_origin(path, at, since);
+            self.push(path, before, Some(stamp), since, lost);
         }
         Ok(())
     }
 
-    fn push(&mut self, path: &Path, before: Option<Stamp>, after: Option<Stamp>, since: Time, copied: bool) {
-        self.scan.changes.push(Change { part: self.part, path: path.to_owned(), before, after, since, copied });
+    /// A copy, in a directory that the host has or had too and in which it has changed something: the copy's origin was
+    /// deleted there, if it was not renamed by the job.
+    fn lost_its_origin(&self, path: &Path, (directory, name): (&OwnedFd, &OsStr), since: Time) -> bool {
+        const ORIGIN: &CStr = c"user.overlay.origin";
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let merged = parent.as_os_str().is_empty() || mark(directory, None, ORIGIN).is_some();
+        let touched = match Stamp::at(&self.ground.lower, parent) {
+            Ok(Some(around)) => around.changed >= since - COARSE,
+            _ => true,
+        };
+        merged && touched && mark(directory, Some(name), ORIGIN).is_some()
+    }
+
+    fn push(&mut self, path: &Path, before: Option<Stamp>, after: Option<Stamp>, since: Time, orphaned: bool) {
+        self.scan.changes.push(Change { part: self.part, path: path.to_owned(), before, after, since, orphaned });
     }
 
     /// Is what the host has there what the layer has there? Times are not compared.
@@ -168,7 +183,7 @@ impl Walk<'_> {
         for (below, stamp) in below(&self.ground.lower, path)? {
             let first = below.strip_prefix(top).ok().and_then(|rest| rest.iter().next());
             if !first.is_some_and(|first| kept.contains(first)) {
-                self.push(&below, Some(stamp), None, since, true);
+                self.push(&below, Some(stamp), None, since, false);
             }
         }
         Ok(())
