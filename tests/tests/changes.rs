@@ -523,3 +523,56 @@ fn the_layer_of_another_user_is_that_users() {
         assert_eq!(fs::metadata(sandbox.workspace.join(path)).unwrap().uid(), nobody.uid.as_raw(), "{path}");
     }
 }
+
+#[test]
+fn what_is_hidden_stays_so_when_the_host_replaces_it() {
+    let sandbox = overlaid();
+    let secret = sandbox.write("sub/secret", "first");
+    let deny = secret.to_str().unwrap().to_owned();
+    let sandbox = sandbox.flags(["--deny", &deny]);
+    let mut child = sandbox
+        .inside(["/bin/sh", "-c", "cat sub/secret; echo READY; read go; cat sub/secret; ls sub; echo END"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = [0; 6];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut line).unwrap();
+    assert_eq!(&line, b"READY\n");
+    let new = sandbox.write("sub/new", sandbox.canary("replaced"));
+    fs::rename(new, &secret).unwrap();
+    std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("END") && !text.contains("CANARY"), "{text}");
+    assert!(sandbox.read("sub/secret").contains("CANARY"), "the host has it");
+}
+
+#[test]
+fn a_user_that_root_becomes_keeps_the_layer() {
+    if !is_root() {
+        skip!("needs root to become somebody else");
+    }
+    let sandbox = Sandbox::new();
+    let nobody = nix::unistd::User::from_name("nobody").unwrap().unwrap();
+    let state = sandbox.root().join("state");
+    fs::create_dir(&state).unwrap();
+    for path in [&sandbox.home, &sandbox.workspace, &state] {
+        nix::unistd::chown(path, Some(nobody.uid), Some(nobody.gid)).unwrap();
+    }
+    fs::set_permissions(sandbox.root(), fs::Permissions::from_mode(0o755)).unwrap();
+    // The state of a user that root becomes is found by that user's home, which `nobody` does not have.
+    let refused = run_to_end(sandbox.hermes().args(["run", "--user", "nobody", "--overlay", "--", "touch", "f"]));
+    assert!(refused.refused(125).err().contains("workspace-overlaid"), "{}", refused.report());
+    assert!(!sandbox.workspace.join("f").exists());
+    // As that user itself.
+    need!("setpriv");
+    let words = |words: &[&str]| {
+        let mut command = sandbox.plain_command("setpriv");
+        command.args(["--reuid", "nobody", "--regid", &nobody.gid.to_string(), "--clear-groups"]);
+        run_to_end(command.arg(sandbox.hermes().get_program()).args(words).env("XDG_STATE_HOME", &state))
+    };
+    words(&["run", "--overlay", "--", "touch", "f"]).ok();
+    words(&["changes", "apply"]).ok();
+    assert_eq!(fs::metadata(sandbox.workspace.join("f")).unwrap().uid(), nobody.uid.as_raw());
+}

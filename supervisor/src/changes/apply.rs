@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::decide::{Decision, Wanted, covered, decide};
@@ -194,7 +194,7 @@ pub(crate) fn tidy(layer: Layer, tree: &Tree) -> Result<bool, Error> {
 }
 
 /// Takes changes back: all, with the layer, or those below `paths`. Returns how many.
-pub(crate) fn discard(held: &Held, layer: Layer, paths: &[PathBuf]) -> Result<usize, Error> {
+pub(crate) fn discard(held: &Held, layer: Layer, paths: &[Spot]) -> Result<usize, Error> {
     let tree = &held.tree;
     if paths.is_empty() {
         let number = scan(&layer, tree).map_or(0, |(found, _)| found.changes.len());
@@ -203,13 +203,13 @@ pub(crate) fn discard(held: &Held, layer: Layer, paths: &[PathBuf]) -> Result<us
     }
     let (found, grounds) = scan(&layer, tree)?;
     let (gone, stay): (Vec<&Change>, Vec<&Change>) =
-        found.changes.iter().partition(|change| change.part == 0 && covered(paths, &change.path));
+        found.changes.iter().partition(|change| covered(paths, change.part, &change.path));
     for change in gone.iter().filter(|change| change.is_deletion()) {
         // What was deleted together with its directory comes back with it.
         let upper = &grounds[change.part].upper;
         let around = change.path.ancestors().skip(1).find(|at| {
             let hidden = Stamp::at(upper, at).ok().flatten().is_some_and(|stamp| !stamp.is_directory());
-            hidden && !covered(paths, at)
+            hidden && !covered(paths, change.part, at)
         });
         if let Some(around) = around {
             return Err(Error::usage(format!(

@@ -11,6 +11,7 @@ use super::checkpoint::{self, Checkpoint};
 use super::decide::{Wanted, covered};
 use super::diff::{self, Style};
 use super::guarded::ByName;
+use super::journal::Spot;
 use super::layer::{self, Found, Layer, Part};
 use super::order::in_git;
 use super::quote;
@@ -97,18 +98,23 @@ impl Opened {
         })
     }
 
-    /// Paths of the command line, below the workspace.
-    fn below(&self, paths: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
+    /// What paths of the command line mean: relative ones start where the caller is, or else at the workspace, as the
+    /// names that `changes` prints do.
+    fn spots(&self, paths: &[PathBuf], parts: &[Part]) -> Result<Vec<Spot>, Error> {
         let cwd = std::fs::canonicalize(&self.caller.cwd).unwrap_or_else(|_| self.caller.cwd.clone());
-        let below = |path: &PathBuf| {
-            // What changes print is relative to the workspace; what people type, to where they are.
-            let full = normalise(&cwd.join(path));
-            let inside = full.strip_prefix(&self.workspace).map(Path::to_owned);
-            let inside = inside.or_else(|e| if path.is_relative() { Ok(normalise(&Path::new("/").join(path))) } else { Err(e) });
-            let inside = inside.map(|path| path.strip_prefix("/").map(Path::to_owned).unwrap_or(path));
-            inside.map_err(|_| Error::usage(format!("{} is not in {}", output::path(path), output::path(&self.workspace))))
+        let root = |part: usize| if part == 0 { &self.workspace } else { &parts[part].path };
+        let spot = |path: &PathBuf| {
+            let places = [cwd.join(path), self.workspace.join(path)].map(|place| normalise(&place));
+            let inside = |place: &PathBuf| {
+                let below = |part: usize| Some(Spot { part, path: place.strip_prefix(root(part)).ok()?.to_owned() });
+                (0..parts.len()).find_map(below)
+            };
+            places
+                .iter()
+                .find_map(inside)
+                .ok_or_else(|| Error::usage(format!("{} is not in {}", output::path(path), output::path(&self.workspace))))
         };
-        paths.iter().map(below).collect()
+        paths.iter().map(spot).collect()
     }
 }
 
@@ -147,9 +153,9 @@ enum Show {
 fn diff(of: &ChangesOf, paths: &[PathBuf], show: Show, colour: Colour, all: bool) -> Result<u8, Error> {
     let opened = open(of)?;
     let layer = opened.layer(of.layer)?;
-    let paths = opened.below(paths)?;
+    let paths = opened.spots(paths, &layer.about.parts)?;
     let (found, grounds) = scan(&layer, &opened.held()?.tree)?;
-    let asked = |change: &&Change| change.part == 0 && (paths.is_empty() || covered(&paths, &change.path));
+    let asked = |change: &&Change| change.part == 0 && (paths.is_empty() || covered(&paths, 0, &change.path));
     let inner = |change: &Change| !all && in_git(&change.path).is_some();
     let left_out = found.changes.iter().filter(|change| change.part > 0 || (asked(change) && inner(change))).count();
     let changes: Vec<&Change> = found.changes.iter().filter(asked).filter(|change| !inner(change)).collect();
@@ -229,8 +235,8 @@ fn stat(out: &mut impl Write, changes: &[&Change], ground: &layer::Ground) -> st
 fn apply(of: &ChangesOf, paths: &[PathBuf], ours: &[PathBuf], with_guarded: bool) -> Result<u8, Error> {
     let opened = open(of)?;
     let layer = opened.layer(of.layer)?;
-    let wanted = Wanted { paths: opened.below(paths)?, ours: opened.below(ours)?, with_guarded };
     let (number, parts) = (layer.number, layer.about.parts.clone());
+    let wanted = Wanted { paths: opened.spots(paths, &parts)?, ours: opened.spots(ours, &parts)?, with_guarded };
     let applied = apply::apply(opened.held()?, layer, &wanted, &ByName)?;
     report::applied(&applied, &parts);
     if applied.nothing {
@@ -246,7 +252,7 @@ fn apply(of: &ChangesOf, paths: &[PathBuf], ours: &[PathBuf], with_guarded: bool
 fn discard(of: &ChangesOf, paths: &[PathBuf]) -> Result<u8, Error> {
     let opened = open(of)?;
     let layer = opened.layer(of.layer)?;
-    let paths = opened.below(paths)?;
+    let paths = opened.spots(paths, &layer.about.parts)?;
     let gone = apply::discard(opened.held()?, layer, &paths)?;
     if gone == 0 && !paths.is_empty() {
         return Err(Error::usage("no changes lie there").hint("`hermes-sandbox changes diff --name-only` names those that wait"));

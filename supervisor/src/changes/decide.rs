@@ -21,10 +21,10 @@ const SHORT: u64 = 1 << 20;
 /// What was asked for.
 #[derive(Debug, Default)]
 pub(crate) struct Wanted {
-    /// Paths below the workspace; none means all.
-    pub(crate) paths: Vec<PathBuf>,
+    /// Files and directories; none means all.
+    pub(crate) paths: Vec<Spot>,
     /// Where the layer's version goes over what the host has now.
-    pub(crate) ours: Vec<PathBuf>,
+    pub(crate) ours: Vec<Spot>,
     /// Also what tools of the host obey.
     pub(crate) with_guarded: bool,
 }
@@ -46,17 +46,17 @@ pub(crate) struct Decision<'a> {
     pub(crate) rest: Vec<&'a Change>,
 }
 
-/// Is `path` one of `wanted` or below one?
-pub(crate) fn covered(wanted: &[PathBuf], path: &Path) -> bool {
-    wanted.iter().any(|wanted| path.starts_with(wanted))
+/// Is `path` of a part one of `wanted` or below one?
+pub(crate) fn covered(wanted: &[Spot], part: usize, path: &Path) -> bool {
+    wanted.iter().any(|wanted| wanted.part == part && path.starts_with(&wanted.path))
 }
 
 /// Decides about every change.
 pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, guard: &dyn Guarded) -> Decision<'a> {
     let mut decision = Decision::default();
     let asked = |change: &Change| {
-        let named: Vec<PathBuf> = wanted.paths.iter().chain(&wanted.ours).cloned().collect();
-        wanted.paths.is_empty() || (change.part == 0 && covered(&named, &change.path))
+        let named = |spots: &[Spot]| covered(spots, change.part, &change.path);
+        wanted.paths.is_empty() || named(&wanted.paths) || named(&wanted.ours)
     };
     let mut needed: BTreeSet<Spot> = BTreeSet::new();
     for change in scan.changes.iter().filter(|change| asked(change)) {
@@ -81,7 +81,7 @@ pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, gu
         } else if let Some(why) = forbidden(change, ground) {
             decision.refused.push((change, why));
         } else {
-            match collision(change).filter(|_| change.part > 0 || !covered(&wanted.ours, &change.path)) {
+            match collision(change).filter(|_| !covered(&wanted.ours, change.part, &change.path)) {
                 Some(_) if agreed(change, ground) => decision.moot.push(change),
                 Some(why) => decision.refused.push((change, why)),
                 None => decision.go.push(change),

@@ -12,6 +12,7 @@ use super::checkpoint::{self, Checkpoint};
 use super::decide::Wanted;
 use super::fault::killed_at;
 use super::guarded::ByName;
+use super::journal::Spot;
 use super::layer::{Found, Layer, Part, find};
 use super::scan::scan;
 use crate::state::Tree;
@@ -105,6 +106,10 @@ impl World {
     fn apply(&self, wanted: &Wanted) -> apply::Applied {
         apply::apply(&self.held(), self.layer().unwrap(), wanted, &ByName).unwrap()
     }
+}
+
+fn spot(path: &str) -> Spot {
+    Spot { part: 0, path: path.into() }
 }
 
 fn whiteout(path: &Path) {
@@ -225,17 +230,17 @@ fn nothing_is_applied_when_the_host_has_changed_the_same() {
     assert_eq!(picture(&world.ws()), before);
 
     // What is named is done where it can be.
-    let some = Wanted { paths: vec!["change".into(), "new".into()], ..Wanted::default() };
+    let some = Wanted { paths: vec![spot("change"), spot("new")], ..Wanted::default() };
     let applied = world.apply(&some);
     assert_eq!((applied.done, applied.refused.len()), (1, 1), "{applied:?}");
     assert!(world.ws().join("new").exists() && !world.ws().join("made").exists());
 
-    let ours = Wanted { paths: vec!["change".into()], ours: vec!["change".into()], ..Wanted::default() };
+    let ours = Wanted { paths: vec![spot("change")], ours: vec![spot("change")], ..Wanted::default() };
     assert_eq!(world.apply(&ours).done, 1);
     assert_eq!(std::fs::read_to_string(world.ws().join("change")).unwrap(), "changed\n");
 
     // A directory that something of the host stays in stays itself; the rest of it goes.
-    let dir = Wanted { paths: vec!["dir".into()], ..Wanted::default() };
+    let dir = Wanted { paths: vec![spot("dir")], ..Wanted::default() };
     let applied = world.apply(&dir);
     assert!(applied.refused.iter().any(|(spot, _)| spot.path == Path::new("dir")), "{applied:?}");
     assert!(world.ws().join("dir/new by the host").exists() && !world.ws().join("dir/a").exists());
@@ -257,7 +262,7 @@ fn single_paths_leave_the_meaning_of_the_rest() {
     world.overlaid();
     // Out of an opaque directory, one after another.
     for path in ["again/fresh", "again/in", "to-dir", "made/inner/f", "dir/a"] {
-        world.apply(&Wanted { paths: vec![path.into()], ..Wanted::default() });
+        world.apply(&Wanted { paths: vec![spot(path)], ..Wanted::default() });
         assert!(!world.ws().join("gone").exists() || world.ws().join("keep").exists());
     }
     let left: Vec<_> = scan(&world.layer().unwrap(), &world.tree()).unwrap().0.changes;
@@ -273,7 +278,7 @@ fn discarded_paths_show_the_host_again() {
     let before = picture(&world.ws());
     world.overlaid();
     for path in ["again/old", "change", "made", "to-file"] {
-        assert!(apply::discard(&world.held(), world.layer().unwrap(), &[path.into()]).unwrap() > 0, "{path}");
+        assert!(apply::discard(&world.held(), world.layer().unwrap(), &[spot(path)]).unwrap() > 0, "{path}");
     }
     let left = scan(&world.layer().unwrap(), &world.tree()).unwrap().0.changes;
     let names: Vec<_> = left.iter().map(|change| change.path.to_str().unwrap()).collect();
@@ -281,7 +286,7 @@ fn discarded_paths_show_the_host_again() {
         assert!(!names.contains(&gone), "{gone} in {names:?}");
     }
     assert!(names.contains(&"again/in/older") && names.contains(&"again/fresh") && names.contains(&"new"), "{names:?}");
-    let error = apply::discard(&world.held(), world.layer().unwrap(), &["dir/a".into()]).unwrap_err();
+    let error = apply::discard(&world.held(), world.layer().unwrap(), &[spot("dir/a")]).unwrap_err();
     assert!(error.message.contains("dir/a is gone because dir is"), "{error}");
     apply::discard(&world.held(), world.layer().unwrap(), &[]).unwrap();
     assert!(world.layer().is_none());
