@@ -51,9 +51,16 @@ pub(super) fn die_with_parent() {
     let _ = prctl::set_pdeathsig(Signal::SIGKILL);
 }
 
+/// A process that has left root is undumpable, so that its own /proc files are root's and it cannot write its id map. Init
+/// makes itself dumpable for that too; a probe's child lives for milliseconds.
+pub(super) fn own_proc_files() {
+    let _ = prctl::set_dumpable(true);
+}
+
 /// The first child: runs the others one after another.
 pub(super) fn launch(out: &OwnedFd, root: bool) {
     die_with_parent();
+    own_proc_files();
     if root {
         tell(out, Item::Idmap, idmapped_mount());
         // A uid 0 that is itself mapped from an ordinary user cannot change, and need not.

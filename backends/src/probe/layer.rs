@@ -35,6 +35,7 @@ pub fn overlay_in(place: &Path, lower: &Path) -> Probe {
         let (receiver, sender) = nix::unistd::pipe2(OFlag::O_CLOEXEC).at(Step::Overlay)?;
         let child = sys::fork(|| {
             die_with_parent();
+            child::own_proc_files();
             if root {
                 let _ = sys::become_user(NOBODY);
                 die_with_parent();

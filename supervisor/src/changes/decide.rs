@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     fn stamp(mode: u32, changed: super::super::node::Time) -> Stamp {
-        let zero = Stamp {
+        Stamp {
             dev: 1,
             ino: 1,
             mode,
@@ -218,8 +218,7 @@ mod tests {
             mount: 1,
             immutable: false,
             device: (0, 0),
-        };
-        zero
+        }
     }
 
     fn change(before: Option<Stamp>, after: Option<Stamp>, orphaned: bool) -> Change {
