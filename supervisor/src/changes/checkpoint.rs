@@ -1,27 +1,27 @@
 //! Checkpoints: a workspace as it was, to be brought back whatever a job does to it.
 //!
-//! `checkpoints/<number>/about` lists every path; `data/` holds the content of the files, which nothing but this program
-//! can reach. A file that is unchanged since the checkpoint before shares its content with that by a hard link.
+//! `checkpoints/<number>/about` lists every path, `pack-<number>` holds the content of the files one after another: making
+//! a file for each would take far longer than reading them. What is unchanged since the checkpoint before is not stored
+//! again; its pack gets a hard link in the new checkpoint and is gone with the last that needs it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsStr;
 use std::fs::File;
-use std::io;
-use std::os::fd::OwnedFd;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use hermes_profiles::ospath;
-use nix::fcntl::OFlag;
-use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
 
 use super::apply::Held;
 use super::fault;
 use super::journal::{self, Content, Wish};
 use super::layer::{Part, load, next, now, numbers, remove, store};
-use super::node::{self, Kind, Stamp, Time, same_content};
+use super::node::{self, Kind, Stamp, Time, same_range};
 use super::order::rank;
-use super::scan::{below, unreadable};
+use super::scan::{COARSE, below, unreadable};
 use super::stage;
 use crate::beneath::Root;
 use crate::error::Error;
@@ -29,6 +29,10 @@ use crate::output;
 use crate::state::Tree;
 use crate::table;
 
+/// Files up to this size are read, longer ones copied by the kernel.
+const SMALL: u64 = 256 << 10;
+/// How much is collected before it is written.
+const BUFFER: usize = 2 << 20;
 /// How many are kept.
 const KEPT: usize = 8;
 /// What a checkpoint leaves free, besides a twentieth of the file system.
@@ -46,8 +50,14 @@ struct Item {
     /// Of a symlink.
     #[serde(with = "ospath::option")]
     target: Option<PathBuf>,
-    /// Of a file: its number in `data`.
-    data: Option<u32>,
+    /// Of a file: where its content is.
+    data: Option<Place>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct Place {
+    pack: u32,
+    at: u64,
 }
 
 /// What is known of a checkpoint.
@@ -70,8 +80,8 @@ fn checkpoints(tree: &Tree) -> PathBuf {
     tree.state.join("checkpoints")
 }
 
-fn data(number: u32) -> PathBuf {
-    Path::new("data").join((number / 4096).to_string()).join(number.to_string())
+fn pack_name(number: u32) -> String {
+    format!("pack-{number}")
 }
 
 /// The checkpoints of a tree, oldest first.
@@ -107,7 +117,9 @@ pub(crate) fn take(held: &Held, parts: &[Part], roots: &[&Root], hidden: Option<
     }
     let previous = list(tree).pop();
     let (number, dir) = next(&checkpoints(tree)).map_err(refuse)?;
-    let mut snapshot = Snapshot { tree, roots, dir: &dir, previous: previous.as_ref(), copied: 0 };
+    let previous = previous.as_ref();
+    let pack = File::options().read(true).write(true).create_new(true).open(dir.join(pack_name(number))).map_err(refuse)?;
+    let mut snapshot = Snapshot { tree, roots, dir: &dir, previous, number, pack, end: 0, buffer: Vec::new(), copied: 0 };
     let outcome = snapshot.fill(&mut items).and_then(|()| {
         let manifest = Manifest { taken: now(), parts: parts.to_vec(), items };
         fault::point();
@@ -158,62 +170,90 @@ struct Snapshot<'a> {
     roots: &'a [&'a Root],
     dir: &'a Path,
     previous: Option<&'a (u32, Manifest)>,
+    number: u32,
+    pack: File,
+    /// How much of the pack is written, and what is to be written next.
+    end: u64,
+    buffer: Vec<u8>,
     copied: u64,
 }
 
 impl Snapshot<'_> {
     fn fill(&mut self, items: &mut [Item]) -> io::Result<()> {
-        let mut known: HashMap<(u64, u64), (&Stamp, PathBuf)> = HashMap::new();
-        if let Some((number, manifest)) = self.previous {
-            let dir = checkpoints(self.tree).join(number.to_string());
-            for item in &manifest.items {
-                if let Some(at) = item.data {
-                    known.insert((item.stamp.dev, item.stamp.ino), (&item.stamp, dir.join(data(at))));
-                }
-            }
+        let mut known: HashMap<(u64, u64), (&Stamp, Place)> = HashMap::new();
+        if let Some((_, manifest)) = self.previous {
+            let stored = manifest.items.iter().filter_map(|item| Some((&item.stamp, item.data?)));
+            known.extend(stored.map(|(stamp, data)| ((stamp.dev, stamp.ino), (stamp, data))));
         }
         let previous = self.previous;
         let shared = |stamp: &Stamp| {
             // Younger than the clock's grain: it may have changed again without a trace.
-            let (old, at) = known.get(&(stamp.dev, stamp.ino))?;
-            let settled = previous.is_some_and(|(_, manifest)| stamp.changed < manifest.taken - 20_000_000);
-            (stamp.same(old) && settled).then_some(at)
+            let (old, data) = known.get(&(stamp.dev, stamp.ino))?;
+            let settled = previous.is_some_and(|(_, manifest)| stamp.changed < manifest.taken - COARSE);
+            (stamp.same(old) && settled).then_some(*data)
         };
-        let new: u64 = items
-            .iter()
-            .filter(|item| item.stamp.kind() == Kind::File && shared(&item.stamp).is_none())
-            .map(|item| item.stamp.space)
-            .sum();
-        self.check_space(items, new)?;
-        let files = items.iter_mut().filter(|item| item.stamp.kind() == Kind::File);
-        for (number, item) in (0..).zip(files) {
-            let at = self.dir.join(data(number));
-            if number.is_multiple_of(4096) {
-                std::fs::create_dir_all(at.parent().unwrap_or(self.dir))?;
+        let unshared = items.iter().filter(|item| item.stamp.kind() == Kind::File && shared(&item.stamp).is_none());
+        self.check_space(items, unshared.map(|item| item.stamp.space).sum())?;
+        let mut packs = BTreeSet::new();
+        for item in items.iter_mut().filter(|item| item.stamp.kind() == Kind::File) {
+            item.data = shared(&item.stamp);
+            match item.data {
+                Some(data) => drop(packs.insert(data.pack)),
+                None => {
+                    fault::point();
+                    self.copy(item).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", output::path(&item.path))))?;
+                }
             }
-            item.data = Some(number);
-            let linked = shared(&item.stamp).is_some_and(|from| std::fs::hard_link(from, &at).is_ok());
-            if !linked {
-                fault::point();
-                self.copy(item, &at).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", output::path(&item.path))))?;
-            }
+        }
+        self.flush()?;
+        for pack in packs {
+            let from = previous.map(|(number, _)| checkpoints(self.tree).join(number.to_string()).join(pack_name(pack)));
+            std::fs::hard_link(from.unwrap_or_default(), self.dir.join(pack_name(pack)))?;
         }
         Ok(())
     }
 
+    fn flush(&mut self) -> io::Result<()> {
+        self.pack.write_all_at(&self.buffer, self.end)?;
+        self.end += self.buffer.len() as u64;
+        self.buffer.clear();
+        Ok(())
+    }
+
     /// A copy of a file as it was at one moment, if it has such a moment.
-    fn copy(&mut self, item: &mut Item, at: &Path) -> io::Result<()> {
+    fn copy(&mut self, item: &mut Item) -> io::Result<()> {
         let root = self.roots[item.part];
+        let mut stored = 0;
+        let mut settled = false;
         for _ in 0..3 {
             let from = node::open_file(root, &item.path)?;
-            let to = File::options().read(true).write(true).create(true).truncate(true).open(at)?;
-            stage::copy(&from, &to)?;
-            let after = Stamp::of(&from, std::ffi::OsStr::new(""))?;
-            match after {
-                Some(after) if after.same(&item.stamp) => break,
-                Some(after) => item.stamp = after,
-                None => break,
+            if item.stamp.size <= SMALL {
+                let start = self.buffer.len();
+                stored = (&from).take(SMALL + 1).read_to_end(&mut self.buffer)? as u64;
+                item.data = Some(Place { pack: self.number, at: self.end + start as u64 });
+                if self.buffer.len() > BUFFER {
+                    self.flush()?;
+                }
+            } else {
+                self.flush()?;
+                // Where blocks can be shared, whole ones can.
+                self.end = self.end.next_multiple_of(4096);
+                stage::copy_part((&from, 0), (&self.pack, self.end), item.stamp.size)?;
+                item.data = Some(Place { pack: self.number, at: self.end });
+                stored = item.stamp.size;
+                self.end += stored;
+                self.pack.set_len(self.end)?;
             }
+            match Stamp::of(&from, OsStr::new(""))? {
+                Some(after) if !after.same(&item.stamp) => item.stamp = after,
+                _ => {
+                    settled = true;
+                    break;
+                }
+            }
+        }
+        if !settled {
+            item.stamp.size = stored;
         }
         self.copied += item.stamp.space;
         Ok(())
@@ -255,7 +295,7 @@ pub(crate) struct Way {
 pub(crate) struct Checkpoint {
     pub(crate) number: u32,
     manifest: Manifest,
-    store: Root,
+    packs: BTreeMap<u32, File>,
 }
 
 impl Checkpoint {
@@ -269,9 +309,14 @@ impl Checkpoint {
                 .hint("`hermes-sandbox run --checkpoint` takes one before it starts"),
         })?;
         let dir = checkpoints(tree).join(number.to_string());
-        let store =
-            Root::open(&dir).map_err(|errno| Error::setup(format!("cannot open {}: {}", output::path(&dir), errno.desc())))?;
-        Ok(Self { number, manifest, store })
+        let packs: BTreeSet<u32> = manifest.items.iter().filter_map(|item| item.data.map(|data| data.pack)).collect();
+        let open = |pack: u32| {
+            let path = dir.join(pack_name(pack));
+            let file = File::open(&path).map_err(|e| Error::setup(format!("cannot open {}: {e}", output::path(&path))))?;
+            Ok((pack, file))
+        };
+        let packs = packs.into_iter().map(open).collect::<Result<_, Error>>()?;
+        Ok(Self { number, manifest, packs })
     }
 
     /// The trees that it is of.
@@ -303,7 +348,7 @@ impl Checkpoint {
                     continue;
                 }
                 let content = match item.stamp.kind() {
-                    Kind::File => item.data.map(|number| Content::Copy(&self.store, data(number))),
+                    Kind::File => self.content(item).map(|(pack, at)| Content::Copy(pack, at)),
                     Kind::Symlink => item.target.clone().map(Content::Link),
                     Kind::Directory => None,
                     Kind::Fifo | Kind::Socket | Kind::Device => {
@@ -319,25 +364,27 @@ impl Checkpoint {
         Ok((wishes, way))
     }
 
+    fn content(&self, item: &Item) -> Option<(&File, u64)> {
+        let data = item.data?;
+        Some((self.packs.get(&data.pack)?, data.at))
+    }
+
     fn is_as_it_was(&self, root: &Root, item: &Item, before: &Stamp) -> bool {
         if before.kind() != item.stamp.kind() {
             return false;
         }
-        let settled = item.stamp.changed < self.manifest.taken - 20_000_000;
+        let settled = item.stamp.changed < self.manifest.taken - COARSE;
         if !before.is_directory() && before.same(&item.stamp) && settled {
             return true;
         }
         before.mode == item.stamp.mode
             && match before.kind() {
                 Kind::File => {
-                    let kept = item.data.and_then(|number| {
-                        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW;
-                        self.store.at(&data(number), flags, Mode::empty()).ok().map(|fd: OwnedFd| File::from(fd))
-                    });
-                    matches!(
-                        (kept, node::open_file(root, &item.path)),
-                        (Some(kept), Ok(now)) if same_content(&kept, &now).unwrap_or(false)
-                    )
+                    before.size == item.stamp.size
+                        && matches!(
+                            (self.content(item), node::open_file(root, &item.path)),
+                            (Some(kept), Ok(now)) if same_range(&now, kept, before.size).unwrap_or(false)
+                        )
                 }
                 Kind::Symlink => node::target(root, &item.path).ok() == item.target,
                 _ => true,
@@ -345,7 +392,7 @@ impl Checkpoint {
     }
 }
 
-/// Starts the way back; [`Held::finish`] does the rest.
+/// Starts the way back; [`super::apply::complete`] does the rest.
 pub(crate) fn begin(held: &Held, parts: &[Part], roots: &[&Root], wishes: Vec<Wish<'_>>) -> Result<journal::Journal, Error> {
     journal::begin(&held.tree, parts, roots, wishes, journal::Aftermath::default())
 }

@@ -33,8 +33,8 @@ use crate::state::Tree;
 pub(crate) enum Content<'a> {
     /// A file or symlink at the same path of another tree, which may share its inode with the host from now on.
     Layer(&'a Root),
-    /// A file of a store that nobody else may write, never shared.
-    Copy(&'a Root, PathBuf),
+    /// What a store that nobody else may write has from an offset on.
+    Copy(&'a File, u64),
     /// A symlink.
     Link(PathBuf),
 }

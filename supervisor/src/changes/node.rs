@@ -199,19 +199,22 @@ pub(crate) fn target(root: &Root, path: &Path) -> Result<PathBuf, Errno> {
     nix::fcntl::readlinkat(&parent, name).map(PathBuf::from)
 }
 
-/// Do two regular files hold the same? What is a hole in both is not read.
+/// Do two regular files hold the same?
 pub(crate) fn same_content(a: &File, b: &File) -> io::Result<bool> {
     let length = a.metadata()?.len();
-    if length != b.metadata()?.len() {
-        return Ok(false);
-    }
+    Ok(length == b.metadata()?.len() && same_range(a, (b, 0), length)?)
+}
+
+/// Does `a` begin with `length` bytes that `b` has from an offset on? What is a hole in both is not read.
+pub(crate) fn same_range(a: &File, (b, from): (&File, u64), length: u64) -> io::Result<bool> {
     let (mut left, mut right) = (vec![0; 1 << 16], vec![0; 1 << 16]);
     let mut at = 0;
-    while let Some(next) = next_data(a, at, length).min_some(next_data(b, at, length)) {
+    let other = |at: u64| next_data(b, from + at, from + length).map(|next| next - from);
+    while let Some(next) = next_data(a, at, length).min_some(other(at)) {
         at = next;
         let n = ((length - at) as usize).min(left.len());
         a.read_exact_at(&mut left[..n], at)?;
-        b.read_exact_at(&mut right[..n], at)?;
+        b.read_exact_at(&mut right[..n], from + at)?;
         if left[..n] != right[..n] {
             return Ok(false);
         }

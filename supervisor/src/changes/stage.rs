@@ -17,6 +17,9 @@ use super::journal::{Content, Wish};
 use super::node::{self, Kind, Stamp, Time, next_data};
 use crate::beneath::{Root, by_descriptor};
 
+/// What copy_file_range(2) answers where it cannot do it at all.
+const CANNOT: &[Errno] = &[Errno::EXDEV, Errno::EOPNOTSUPP, Errno::ENOSYS, Errno::EINVAL];
+
 /// Marks of overlayfs that mean nothing outside of a layer.
 const MARKS: &[&std::ffi::CStr] =
     &[c"user.overlay.origin", c"user.overlay.impure", c"user.overlay.nlink", c"user.overlay.protattr", c"user.overlay.upper"];
@@ -35,7 +38,11 @@ pub(crate) fn put(stage: &OwnedFd, number: u32, wish: &Wish<'_>, content: &Conte
                 copy_into(&node::open_file(layer, &wish.path)?, stage, &name)?;
             }
         }
-        Content::Copy(store, from) => copy_into(&node::open_file(store, from)?, stage, &name)?,
+        Content::Copy(pack, at) => {
+            let to = new_file(stage, &name)?;
+            copy_part((pack, *at), (&to, 0), after.size)?;
+            to.set_len(after.size)?;
+        }
     }
     let (uid, gid) = owner(wish, root)?;
     if uid.is_some() || gid.is_some() {
@@ -85,10 +92,13 @@ fn link(layer: &Root, path: &Path, expected: &Stamp, stage: &OwnedFd, name: &str
 }
 
 /// Makes `name` in `directory` with the content of `from`.
-pub(crate) fn copy_into(from: &File, directory: &OwnedFd, name: &str) -> io::Result<()> {
+fn copy_into(from: &File, directory: &OwnedFd, name: &str) -> io::Result<()> {
+    copy(from, &new_file(directory, name)?)
+}
+
+fn new_file(directory: &OwnedFd, name: &str) -> io::Result<File> {
     let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    let to = File::from(nix::fcntl::openat(directory, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?);
-    copy(from, &to)
+    Ok(File::from(nix::fcntl::openat(directory, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?))
 }
 
 /// Copies a file: shares its blocks where the file system can, else keeps its holes.
@@ -97,38 +107,46 @@ pub(crate) fn copy(from: &File, to: &File) -> io::Result<()> {
         return Ok(());
     }
     let length = from.metadata()?.len();
-    let mut at = 0;
-    while let Some(data) = next_data(from, at, length) {
-        let end = match rustix::fs::seek(from, SeekFrom::Hole(data)) {
-            Ok(end) => end.clamp(data + 1, length),
-            Err(_) => length,
-        };
-        copy_range(from, to, data, end)?;
-        at = end;
-    }
+    copy_part((from, 0), (to, 0), length)?;
     to.set_len(length)
 }
 
-fn copy_range(from: &File, to: &File, mut at: u64, end: u64) -> io::Result<()> {
-    while at < end {
-        let (mut source, mut target) = (at, at);
-        let length = (end - at).min(1 << 30) as usize;
-        match rustix::fs::copy_file_range(from, Some(&mut source), to, Some(&mut target), length) {
+/// Copies `length` bytes from an offset to another, but no holes.
+pub(crate) fn copy_part((from, start): (&File, u64), (to, target): (&File, u64), length: u64) -> io::Result<()> {
+    let limit = start + length;
+    let mut at = start;
+    while let Some(data) = next_data(from, at, limit) {
+        let end = match rustix::fs::seek(from, SeekFrom::Hole(data)) {
+            Ok(end) => end.clamp(data + 1, limit),
+            Err(_) => limit,
+        };
+        copy_range((from, data), (to, target + (data - start)), end - data)?;
+        at = end;
+    }
+    Ok(())
+}
+
+fn copy_range((from, mut source): (&File, u64), (to, mut target): (&File, u64), length: u64) -> io::Result<()> {
+    let end = source + length;
+    while source < end {
+        let want = (end - source).min(1 << 30) as usize;
+        // It moves both offsets on.
+        match rustix::fs::copy_file_range(from, Some(&mut source), to, Some(&mut target), want) {
             // It became shorter meanwhile.
             Ok(0) => return Ok(()),
-            Ok(n) => at += n as u64,
+            Ok(_) => {}
             // Between file systems before Linux 5.19, and where it is not implemented.
-            Err(e) if matches!(e.raw_os_error(), e if [Errno::EXDEV, Errno::EOPNOTSUPP, Errno::ENOSYS, Errno::EINVAL].contains(&Errno::from_raw(e))) =>
-            {
+            Err(e) if CANNOT.contains(&Errno::from_raw(e.raw_os_error())) => {
                 let mut buffer = vec![0; 1 << 18];
-                while at < end {
-                    let want = ((end - at) as usize).min(buffer.len());
-                    let n = from.read_at(&mut buffer[..want], at)?;
+                while source < end {
+                    let want = ((end - source) as usize).min(buffer.len());
+                    let n = from.read_at(&mut buffer[..want], source)?;
                     if n == 0 {
                         return Ok(());
                     }
-                    to.write_all_at(&buffer[..n], at)?;
-                    at += n as u64;
+                    to.write_all_at(&buffer[..n], target)?;
+                    source += n as u64;
+                    target += n as u64;
                 }
             }
             Err(e) => return Err(e.into()),

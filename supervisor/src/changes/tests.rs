@@ -380,22 +380,26 @@ fn a_way_back_that_is_killed_is_finished_or_did_not_begin() {
 }
 
 #[test]
-fn unchanged_files_are_stored_once_and_nothing_of_the_store_is_shared_with_the_tree() {
+fn unchanged_files_are_stored_once_and_go_with_the_last_checkpoint_of_them() {
     let world = World::new();
     std::thread::sleep(std::time::Duration::from_millis(60));
-    take(&world);
+    let before = picture(&world.ws());
+    let first = take(&world);
     write(&world.ws().join("change"), "x");
-    take(&world);
-    let state = world.tree().state;
-    let inodes = |number: u32| -> std::collections::BTreeSet<u64> {
-        let data = state.join("checkpoints").join(number.to_string()).join("data/0");
-        std::fs::read_dir(data).unwrap().map(|entry| entry.unwrap().metadata().unwrap().ino()).collect()
-    };
-    let shared = inodes(1).intersection(&inodes(2)).count();
-    assert_eq!(shared, inodes(1).len() - 1);
-    let tree: std::collections::BTreeSet<u64> =
-        picture(&world.ws()).keys().map(|path| world.ws().join(path).symlink_metadata().unwrap().ino()).collect();
-    assert!(tree.is_disjoint(&inodes(1)) && tree.is_disjoint(&inodes(2)));
+    let second = take(&world);
+    let dir = |number: u32| world.tree().state.join("checkpoints").join(number.to_string());
+    let meta = |number: u32, pack: u32| std::fs::metadata(dir(number).join(format!("pack-{pack}"))).unwrap();
+    assert_eq!((meta(second, second).len(), meta(second, first).ino()), (1, meta(first, first).ino()));
+    let changed = picture(&world.ws());
+    roll_back(&world, first);
+    assert_eq!(picture(&world.ws()), before);
+    std::fs::remove_dir_all(dir(first)).unwrap();
+    roll_back(&world, second);
+    assert_eq!(picture(&world.ws()), changed);
+    for _ in 0..12 {
+        take(&world);
+    }
+    assert_eq!(checkpoint::list(&world.tree()).len(), 8, "old ones go");
 }
 
 #[test]
