@@ -7,11 +7,13 @@ pub mod shadow;
 
 use std::path::{Path, PathBuf};
 
-use hermes_profiles::{Guarantee, Limits, Network, Origin, Policy, ospath};
+use hermes_profiles::{Access, Guarantee, Limits, Network, Origin, Policy, ospath};
 
-use crate::host::Host;
+use crate::host::{Host, Probe};
 use crate::local::landlock::KNOWN_ABI;
-use crate::plan::{Enforcer, Identity, LandlockPlan, LimitsPlan, NetworkPlan, PathRights, PathRule, Plan, SeccompPlan, Tier};
+use crate::plan::{
+    Enforcer, Identity, LandlockPlan, Layer, LimitsPlan, NetworkPlan, PathRights, PathRule, Plan, SeccompPlan, Tier,
+};
 use crate::survey::Survey;
 
 /// Ids on the host that stand for a root caller: below 2^31, above what systemd hands to containers and services.
@@ -26,6 +28,34 @@ pub struct Choices<'a> {
     pub cwd: Option<&'a Path>,
     /// Where to put the private directory of the Landlock tier (its /tmp); made by the backend.
     pub scratch: Option<&'a Path>,
+    /// Copy-on-write trees whose changes outlive the sandbox; `None` where they cannot be kept at all.
+    pub kept: Option<Kept<'a>>,
+}
+
+/// Copy-on-write trees whose changes outlive the sandbox.
+#[derive(Debug, Clone, Copy)]
+pub struct Kept<'a> {
+    /// The trees, by real path, and their upper layers.
+    pub trees: &'a [(PathBuf, Layer)],
+    /// Can upper layers lie where these do?
+    pub works: &'a Probe,
+}
+
+impl Choices<'_> {
+    /// The upper layer of a tree whose changes are kept.
+    fn layer(&self, path: &Path) -> Option<&Layer> {
+        self.kept.and_then(|kept| kept.trees.iter().find(|(tree, _)| tree == path).map(|(_, layer)| layer))
+    }
+
+    /// The upper layer for a copy-on-write grant; without one it is read-only, and never the host's to write.
+    fn upper(&self, policy: &Policy, survey: &Survey, host: &Host, path: &Path) -> Option<Layer> {
+        match (self.layer(path), self.kept) {
+            (Some(layer), Some(kept)) => kept.works.works().then(|| layer.clone()),
+            // Changes to a workspace never end with the sandbox.
+            _ if policy.workspace_access == Access::Overlay && path == survey.real(&policy.workspace) => None,
+            _ => host.overlay.works().then_some(Layer::Private),
+        }
+    }
 }
 
 /// Why there is no plan.
@@ -149,7 +179,7 @@ pub fn compile(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'
 }
 
 fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tier: Tier) -> Result<Plan, CompileError> {
-    let mut view = files::grants(policy, survey, choices.cwd, tier)?;
+    let mut view = files::grants(policy, survey, choices, tier)?;
     if tier == Tier::Landlock {
         files::drop_caches_with_secrets(&mut view);
     }
@@ -159,8 +189,9 @@ fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tie
         (_, Tier::Namespaces) => NetworkPlan::Private,
         (_, Tier::Landlock) => NetworkPlan::NoSockets,
     };
+    let upper = |path: &Path| choices.upper(policy, survey, host, path);
     let mounts = match tier {
-        Tier::Namespaces => mounts::mounts(policy, host, &view),
+        Tier::Namespaces => mounts::mounts(policy, &view, &upper),
         Tier::Landlock => Vec::new(),
     };
     let paths = match tier {
@@ -173,7 +204,7 @@ fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tie
         identity: identity(host, tier),
         landlock: landlock(abi, tier, network, paths),
         scratch: policy.limits.scratch.filter(|_| tier == Tier::Namespaces),
-        redirects: mounts::redirects(&view, host, tier, choices.scratch),
+        redirects: mounts::redirects(&view, &upper, tier, choices.scratch),
         seccomp: SeccompPlan {
             strict: policy.kernel.strict,
             nested_sandbox: policy.kernel.nested_sandbox,
@@ -191,7 +222,7 @@ fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tie
         unix_connect: Vec::new(),
         cwd: PathBuf::new(),
     };
-    (plan.lost, plan.weakened) = losses::find(policy, host, &view, &plan);
+    (plan.lost, plan.weakened) = losses::find(policy, host, &view, &plan, choices);
     (plan.unix_connect, plan.cwd) = (view.sockets, view.cwd);
     Ok(plan)
 }
@@ -251,6 +282,7 @@ fn wanted(policy: &Policy, guarantee: Guarantee) -> bool {
         Guarantee::ProcessesLimited => limits.processes.is_some(),
         Guarantee::ScratchLimited => limits.scratch.is_some() || limits.shm.is_some(),
         Guarantee::CpuLimited => limits.cpu_percent.is_some(),
+        Guarantee::WorkspaceOverlaid => policy.workspace_access == Access::Overlay,
         Guarantee::NetworkMediated | Guarantee::LoopbackPrivate => policy.network != Network::Host,
         _ => true,
     }

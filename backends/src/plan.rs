@@ -101,6 +101,18 @@ pub struct Source {
     pub ino: u64,
 }
 
+/// Where the changes to a copy-on-write tree go.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layer {
+    /// To the sandbox's own file system, and they end with it.
+    Private,
+    /// To a directory of the host that is made when the sandbox starts.
+    Planned,
+    /// To `upper` in this directory of the host, which has `work` beside it.
+    Kept(Source),
+}
+
 /// One step of building the file system. Targets are absolute paths as seen inside.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -136,10 +148,12 @@ pub enum MountStep {
         /// Is it a device node that must stay usable?
         device: bool,
     },
-    /// A host tree, copy-on-write with the upper layer in the sandbox's own file system.
+    /// A host tree, copy-on-write.
     Overlay {
         /// Lower layer.
         source: Source,
+        /// Upper layer.
+        layer: Layer,
         /// Where.
         #[serde(with = "ospath")]
         target: PathBuf,

@@ -7,6 +7,7 @@ mod cache;
 mod cause;
 mod child;
 mod facts;
+mod layer;
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -20,6 +21,7 @@ use nix::sys::wait::waitpid;
 use serde::{Deserialize, Serialize};
 
 pub use cache::{cached, forget};
+pub use layer::overlay_in;
 
 use crate::host::{Host, Probe};
 use crate::limits::cgroup;

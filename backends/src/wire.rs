@@ -38,7 +38,7 @@ pub type JobId = u32;
 /// From the supervisor to init.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Request {
-    /// Build the sandbox. Descriptors: one id-mapped tree per `trees`, then the handed files.
+    /// Build the sandbox. Descriptors: one id-mapped tree per `trees`, then the handed files, then what is only held.
     Setup(Box<Setup>),
     /// Mount over names in host trees; answered by [`Event::Covered`].
     Cover(Vec<Cover>),
@@ -77,6 +77,8 @@ pub struct Setup {
     pub landlock: Option<LandlockPlan>,
     /// For each handed descriptor: how it was opened.
     pub handed: Vec<Opened>,
+    /// How many descriptors are kept open as long as the sandbox lives.
+    pub held: u32,
     /// The seccomp program: code, jump true, jump false, constant.
     pub filter: Vec<(u16, u8, u8, u32)>,
     /// Does the filter notify?

@@ -58,6 +58,11 @@ pub(crate) enum Command {
         #[command(subcommand)]
         action: Quarantine,
     },
+    /// Look at changes that wait for a decision, apply or discard them; go back to a checkpoint
+    Changes {
+        #[command(subcommand)]
+        action: Changes,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -236,6 +241,96 @@ pub(crate) struct QuarantineArgs {
     pub(crate) user: Option<String>,
 }
 
+/// What to do with changes that wait.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Changes {
+    /// Layers and checkpoints of a workspace
+    List {
+        #[command(flatten)]
+        of: ChangesOf,
+        /// Print one JSON value
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the changes of a layer as `git diff --no-index` would; `git apply` takes it
+    Diff {
+        #[command(flatten)]
+        of: ChangesOf,
+        /// Only these files and directories
+        #[arg(value_name = "PATH")]
+        paths: Vec<PathBuf>,
+        /// Only how many lines of each file changed
+        #[arg(long, conflicts_with = "name_only")]
+        stat: bool,
+        /// Only the names of changed files
+        #[arg(long)]
+        name_only: bool,
+        /// Colours: auto, always or never
+        #[arg(long, value_name = "WHEN", default_value = "auto", hide_possible_values = true)]
+        color: Colour,
+        /// Also what is inside git directories
+        #[arg(long)]
+        all: bool,
+    },
+    /// Carry the changes of a layer to the workspace: all or none, or those that are named
+    Apply {
+        #[command(flatten)]
+        of: ChangesOf,
+        /// Only these files and directories
+        #[arg(value_name = "PATH")]
+        paths: Vec<PathBuf>,
+        /// Take the layer's version of PATH although the workspace changed there too
+        #[arg(long, value_name = "PATH")]
+        ours: Vec<PathBuf>,
+        /// Also files that tools of the host execute or obey: git hooks and configuration, .envrc, editor tasks, ...
+        #[arg(long)]
+        with_guarded: bool,
+    },
+    /// Throw changes of a layer away: all, or those that are named
+    Discard {
+        #[command(flatten)]
+        of: ChangesOf,
+        /// Only these files and directories
+        #[arg(value_name = "PATH")]
+        paths: Vec<PathBuf>,
+    },
+    /// Bring the workspace back to what it was when a checkpoint was taken
+    Rollback {
+        #[command(flatten)]
+        of: ChangesOf,
+        /// Number of the checkpoint [default: the newest one]
+        checkpoint: Option<u32>,
+        /// Only say what would be done
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// Whose changes.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ChangesOf {
+    /// The workspace [default: the current directory]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) workspace: Option<PathBuf>,
+    /// Number of the layer; needed when there are several
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) layer: Option<u32>,
+    /// Become this user first, as for `run`; only root can ask for it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) user: Option<String>,
+}
+
+/// When to colour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Colour {
+    /// On a terminal, unless NO_COLOR is set
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
 /// How the network is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Net {
@@ -325,9 +420,12 @@ pub(crate) struct PolicyArgs {
     /// Become this user first; only root can ask for it
     #[arg(long, value_name = "NAME")]
     pub(crate) user: Option<String>,
-    /// Keep changes to the workspace in a private layer that ends with the sandbox
+    /// Keep changes to the workspace apart until they are applied or discarded (see `changes`)
     #[arg(long)]
     pub(crate) overlay: bool,
+    /// Take a checkpoint of the workspace first, which `changes rollback` brings back
+    #[arg(long)]
+    pub(crate) checkpoint: bool,
     /// Allow a grant as broad as / or the whole home directory
     #[arg(long)]
     pub(crate) allow_broad: bool,
@@ -342,8 +440,6 @@ pub(crate) struct PolicyArgs {
     pub(crate) image: Option<OsString>,
     #[arg(long, value_name = "DEST", hide = true)]
     pub(crate) ssh_host: Option<OsString>,
-    #[arg(long, hide = true)]
-    pub(crate) checkpoint: bool,
     #[arg(long, value_name = "HOW", hide = true)]
     pub(crate) advise: Option<Advise>,
 }
@@ -356,7 +452,6 @@ impl PolicyArgs {
             (Some(Backend::Ssh), _) => "--backend ssh",
             _ if self.image.is_some() => "--image",
             _ if self.ssh_host.is_some() => "--ssh-host",
-            _ if self.checkpoint => "--checkpoint",
             (_, Some(Advise::Note)) => "--advise note",
             (_, Some(Advise::Ask)) => "--advise ask",
             _ => return Ok(()),
@@ -491,14 +586,9 @@ mod tests {
 
     #[test]
     fn what_does_not_exist_yet_is_refused_by_name() {
-        for flags in [
-            &["--backend", "docker"][..],
-            &["--backend=ssh"],
-            &["--image", "i"],
-            &["--ssh-host", "h"],
-            &["--checkpoint"],
-            &["--advise", "ask"],
-        ] {
+        for flags in
+            [&["--backend", "docker"][..], &["--backend=ssh"], &["--image", "i"], &["--ssh-host", "h"], &["--advise", "ask"]]
+        {
             let error = run(&[flags, &["true"]].concat()).policy.refuse_unsupported().unwrap_err();
             assert!(error.message.starts_with(flags[0].split("=").next().unwrap()), "{error}");
             assert_eq!(error.kind.status(), 125);

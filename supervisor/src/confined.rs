@@ -21,7 +21,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::args::{PolicyArgs, TierArg};
-use crate::engine;
+use crate::engine::{self, Places};
 use crate::error::Error;
 use crate::request;
 use crate::scratch::Scratch;
@@ -105,14 +105,21 @@ impl Confined {
         let host = engine::measure(cache_dir.as_deref());
         let survey = engine::survey(&policy);
         let args = PolicyArgs { tier: tool.tier, ..PolicyArgs::default() };
-        let mut plan = engine::compile(&policy, &host, &survey, &args, &caller, None)?;
+        let mut plan = engine::compile(&policy, &host, &survey, &args, &caller, Places::default())?;
         if let Some(lost) = plan.fatal().next() {
             return Err(Error::setup(format!("{} cannot be given here: {}", lost.guarantee, lost.reason)).hint(&lost.remedy));
         }
         let mut scratch = None;
         if plan.tier == Tier::Landlock {
             let dir = Scratch::new().map_err(|e| Error::setup(format!("cannot make a private temporary directory: {e}")))?;
-            plan = engine::compile(&policy, &host, &survey, &args, &caller, Some(dir.path()))?;
+            plan = engine::compile(
+                &policy,
+                &host,
+                &survey,
+                &args,
+                &caller,
+                Places { scratch: Some(dir.path()), ..Places::default() },
+            )?;
             scratch = Some(dir);
         }
         let group = engine::group(&plan, &host)?;
@@ -125,7 +132,7 @@ impl Confined {
             fcntl(ours, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(|errno| pipe(errno.into()))?;
         }
         let setup = |error: hermes_backends::step::StepError| Error::setup(error.to_string());
-        let sandbox = Sandbox::start(&plan, &[], &procs).map_err(setup)?;
+        let sandbox = Sandbox::start(&plan, &[], &procs, &[]).map_err(setup)?;
         let path = caller.variable("PATH").unwrap_or(OsStr::new(DEFAULT_PATH));
         let tmpdir: (&str, &OsStr) = ("TMPDIR", OsStr::new("/tmp"));
         let redirects = plan.redirects.iter().map(|redirect| (redirect.name.as_str(), redirect.directory.as_os_str()));

@@ -1,13 +1,14 @@
 //! The seam to the backends: everything of theirs that this crate calls.
 
 use std::ffi::{OsStr, OsString};
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use hermes_backends::compile::files::paths_of;
 use hermes_backends::compile::shadow::Shadow;
-use hermes_backends::compile::{Choices, compile as compile_plan};
+use hermes_backends::compile::{Choices, Kept, compile as compile_plan};
 use hermes_backends::host::Host;
 use hermes_backends::limits::TreeLimits;
 use hermes_backends::limits::cgroup::Cgroup;
@@ -66,6 +67,15 @@ pub(crate) fn survey_also(survey: &mut Survey, paths: &[&Path]) {
     }
 }
 
+/// Directories of the host that a sandbox is given for its own.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Places<'a> {
+    /// In the place of /tmp.
+    pub(crate) scratch: Option<&'a Path>,
+    /// For what is copy-on-write and kept.
+    pub(crate) kept: Option<Kept<'a>>,
+}
+
 /// The plan. `args` has the wishes that are no part of the policy.
 pub(crate) fn compile(
     policy: &Policy,
@@ -73,13 +83,13 @@ pub(crate) fn compile(
     survey: &Survey,
     args: &PolicyArgs,
     caller: &Caller,
-    scratch: Option<&Path>,
+    places: Places<'_>,
 ) -> Result<Plan, Error> {
     let tier = args.tier.map(|tier| match tier {
         TierArg::Namespaces => Tier::Namespaces,
         TierArg::Landlock => Tier::Landlock,
     });
-    let choices = Choices { tier, cwd: Some(&caller.cwd), scratch };
+    let choices = Choices { tier, cwd: Some(&caller.cwd), scratch: places.scratch, kept: places.kept };
     compile_plan(policy, host, survey, choices).map_err(|error| Error::new(Kind::Policy, error.to_string()))
 }
 
@@ -88,8 +98,14 @@ pub(crate) fn show_shadow(plan: &mut Plan, shadow: Shadow) {
     hermes_backends::compile::shadow::add(plan, shadow);
 }
 
-/// Runs a command in a sandbox and returns the exit status.
-pub(crate) fn run(prepared: Prepared, command: Vec<OsString>, mut guards: Option<Guards>, log: &mut Log) -> Result<u8, Error> {
+/// Runs a command in a sandbox and returns the exit status. The sandbox keeps `held` open until it has ended.
+pub(crate) fn run(
+    prepared: Prepared,
+    command: Vec<OsString>,
+    held: &[BorrowedFd<'_>],
+    mut guards: Option<Guards>,
+    log: &mut Log,
+) -> Result<u8, Error> {
     let group = group(&prepared.plan, &prepared.host)?;
     let procs: Vec<_> = group.iter().flat_map(Cgroup::procs).collect();
     let mut environment = prepared.environment.passed;
@@ -97,7 +113,7 @@ pub(crate) fn run(prepared: Prepared, command: Vec<OsString>, mut guards: Option
         environment.retain(|(name, _)| *name != *redirect.name);
         environment.push((redirect.name.clone().into(), redirect.directory.clone().into()));
     }
-    let outcome = supervise::run(&prepared.plan, &command, environment, &procs, guards.as_mut(), log);
+    let outcome = supervise::run(&prepared.plan, &command, environment, (&procs, held), guards.as_mut(), log);
     if let Some(group) = &group {
         tell_limits(group, log)?;
     }

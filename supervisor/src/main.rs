@@ -2,9 +2,7 @@
 
 mod args;
 mod beneath;
-mod changes {
-    pub(crate) mod quote;
-}
+mod changes;
 mod confined;
 mod doctor;
 mod engine;
@@ -62,6 +60,7 @@ fn dispatch(argv: Vec<OsString>) -> Result<u8, Error> {
         Parsed::Command(Command::Doctor { json, verbose }) => doctor::doctor(&engine::measure_now(), json, verbose),
         Parsed::Command(Command::Profiles { action }) => profiles::profiles(action),
         Parsed::Command(Command::Quarantine { action }) => quarantine::quarantine(action),
+        Parsed::Command(Command::Changes { action }) => changes::changes(action),
         Parsed::Command(Command::Completions { shell }) => pages::completions(shell).map(|()| 0),
         Parsed::Command(Command::Man { subcommand }) => pages::man(subcommand.as_deref()).map(|()| 0),
     }

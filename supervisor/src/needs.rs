@@ -11,14 +11,20 @@ use hermes_profiles::{Access, Caller, FileRule, Origin, Policy};
 use crate::error::Error;
 use crate::output;
 
-/// Adds the rules. `environment` is what goes in.
-pub(crate) fn add(policy: &mut Policy, caller: &Caller, command: &[OsString], environment: &[(OsString, OsString)]) {
+/// Adds the rules. `environment` is what goes in. Returns the git directory of the workspace, if that lies elsewhere.
+pub(crate) fn add(
+    policy: &mut Policy,
+    caller: &Caller,
+    command: &[OsString],
+    environment: &[(OsString, OsString)],
+) -> Option<PathBuf> {
     let workspace = std::fs::canonicalize(&policy.workspace).unwrap_or_else(|_| policy.workspace.clone());
-    add_git(policy, &workspace);
+    let git = add_git(policy, &workspace);
     if let Some(program) = command.first() {
         let path = environment.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.as_os_str());
         add_program(policy, caller, &workspace, program, path);
     }
+    git
 }
 
 /// Hides the program's own configuration, state and measurements. Where a rule makes the place around them writable they
@@ -49,13 +55,14 @@ pub(crate) fn protect_own(policy: &mut Policy, caller: &Caller, cache_dir: Optio
     Ok(())
 }
 
-fn add_git(policy: &mut Policy, workspace: &Path) {
+fn add_git(policy: &mut Policy, workspace: &Path) -> Option<PathBuf> {
     let access = policy.workspace_access;
-    if access != Access::Hidden
-        && let Some(git) = git_common_dir(workspace, nix::unistd::geteuid().as_raw())
-    {
-        policy.files.push(derived(git.path, access, "git directory of the workspace"));
+    if access == Access::Hidden {
+        return None;
     }
+    let git = git_common_dir(workspace, nix::unistd::geteuid().as_raw())?;
+    policy.files.push(derived(git.path.clone(), access, "git directory of the workspace"));
+    Some(git.path)
 }
 
 fn add_program(policy: &mut Policy, caller: &Caller, workspace: &Path, program: &OsStr, path: Option<&OsStr>) {

@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use hermes_backends::plan::{Enforcer, Identity, LimitsPlan, Lost, MountStep, NetworkPlan, PathRights, Plan, SeccompPlan, Tier};
+use hermes_backends::plan::{
+    Enforcer, Identity, Layer, LimitsPlan, Lost, MountStep, NetworkPlan, PathRights, Plan, SeccompPlan, Tier,
+};
 use hermes_profiles::environment::Environment;
 use hermes_profiles::{Network, Policy};
 use serde_json::json;
@@ -166,9 +168,13 @@ fn mount_words(step: &MountStep) -> Option<(&'static str, String)> {
             let remark = if source.path == *target { String::new() } else { format!("is {}", path(&source.path)) };
             (if *writable { "write" } else { "read" }, remark)
         }
-        MountStep::Overlay { whiteouts, .. } => {
+        MountStep::Overlay { whiteouts, layer, .. } => {
             let hidden = if whiteouts.is_empty() { String::new() } else { format!(", {} hidden", whiteouts.len()) };
-            ("copy", format!("in memory{hidden}"))
+            let whereto = match layer {
+                Layer::Private => "in memory",
+                Layer::Planned | Layer::Kept(_) => "changes are kept until they are applied or discarded",
+            };
+            ("copy", format!("{whereto}{hidden}"))
         }
         MountStep::Mask { .. } => ("hidden", String::new()),
         MountStep::Symlink { to, .. } => ("link", format!("to {}", path(to))),
@@ -240,6 +246,8 @@ mod tests {
             survey: hermes_backends::survey::Survey::default(),
             plan: sample::plan(),
             environment: Environment { passed: vec![("PATH".into(), "/bin".into())], dropped: Vec::new() },
+            trees: vec!["/home/u/ws".into()],
+            keeps: None,
             notices: Vec::new(),
         }
     }

@@ -1,15 +1,18 @@
 //! What `run`, `plan` and `explain` have in common: from the command line to a plan. Nothing is changed on the machine.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
-use hermes_backends::host::{Host, UsernsCause};
-use hermes_backends::plan::{Plan, Tier};
+use hermes_backends::compile::Kept;
+use hermes_backends::host::{Host, Probe, UsernsCause};
+use hermes_backends::plan::{Layer, MountStep, Plan, Tier};
 use hermes_backends::survey::Survey;
 use hermes_profiles::environment::{self, Environment};
-use hermes_profiles::{Caller, Policy};
+use hermes_profiles::{Access, Caller, Policy};
 
 use crate::args::PolicyArgs;
-use crate::engine;
+use crate::changes::{self, Overlaid};
+use crate::engine::{self, Places};
 use crate::error::Error;
 use crate::needs;
 use crate::output;
@@ -26,6 +29,10 @@ pub(crate) struct Prepared {
     pub(crate) survey: Survey,
     pub(crate) plan: Plan,
     pub(crate) environment: Environment,
+    /// The workspace, and its git directory if that lies elsewhere.
+    pub(crate) trees: Vec<PathBuf>,
+    /// Can layers over the workspace be kept? Only asked for a copy-on-write one.
+    pub(crate) keeps: Option<Probe>,
     /// What the caller should be told about how the policy came to be.
     pub(crate) notices: Vec<String>,
 }
@@ -44,13 +51,21 @@ pub(crate) fn prepare(args: &PolicyArgs, command: &[OsString]) -> Result<Prepare
     let (caller, resolved) = policy(args)?;
     let mut policy = resolved.policy;
     let environment = environment::filter(&policy.environment, caller.variables.iter().cloned());
-    needs::add(&mut policy, &caller, command, &environment.passed);
+    let git = needs::add(&mut policy, &caller, command, &environment.passed);
     let cache_dir = request::cache_dir(&caller);
     needs::protect_own(&mut policy, &caller, cache_dir.clone())?;
     let host = engine::measure(cache_dir.as_deref());
     let survey = engine::survey(&policy);
-    let plan = engine::compile(&policy, &host, &survey, args, &caller, None)?;
-    Ok(Prepared { caller, policy, host, survey, plan, environment, notices: resolved.notices })
+    let trees: Vec<PathBuf> =
+        [survey.real(&policy.workspace).to_owned()].into_iter().chain(git.map(|git| survey.real(&git).to_owned())).collect();
+    let keeps = match (policy.workspace_access, &caller.state_dir) {
+        (Access::Overlay, Some(state)) => Some(changes::probe(state, &trees[0])),
+        _ => None,
+    };
+    let planned: Vec<_> = trees.iter().map(|tree| (tree.clone(), Layer::Planned)).collect();
+    let kept = keeps.as_ref().map(|works| Kept { trees: &planned, works });
+    let plan = engine::compile(&policy, &host, &survey, args, &caller, Places { kept, ..Places::default() })?;
+    Ok(Prepared { caller, policy, host, survey, plan, environment, trees, keeps, notices: resolved.notices })
 }
 
 impl Prepared {
@@ -61,8 +76,20 @@ impl Prepared {
             return Ok(None);
         }
         let dir = Scratch::new().map_err(|e| Error::setup(format!("cannot make a private temporary directory: {e}")))?;
-        self.plan = engine::compile(&self.policy, &self.host, &self.survey, args, &self.caller, Some(dir.path()))?;
+        let places = Places { scratch: Some(dir.path()), ..Places::default() };
+        self.plan = engine::compile(&self.policy, &self.host, &self.survey, args, &self.caller, places)?;
         Ok(Some(dir))
+    }
+
+    /// Takes the layer that a copy-on-write workspace needs.
+    pub(crate) fn take_layer(&mut self, args: &PolicyArgs) -> Result<Option<Overlaid>, Error> {
+        let planned = |step: &MountStep| matches!(step, MountStep::Overlay { layer: Layer::Planned, .. });
+        let Some(works) = self.keeps.as_ref().filter(|_| self.plan.mounts.iter().any(planned)) else { return Ok(None) };
+        let overlaid = changes::overlay(&self.caller, &self.trees)?;
+        let trees: Vec<_> = overlaid.sources()?.into_iter().map(|(path, source)| (path, Layer::Kept(source))).collect();
+        let places = Places { kept: Some(Kept { trees: &trees, works }), ..Places::default() };
+        self.plan = engine::compile(&self.policy, &self.host, &self.survey, args, &self.caller, places)?;
+        Ok(Some(overlaid))
     }
 
     /// The refusal when a required guarantee is lost: every loss is told with its remedy, then this error.

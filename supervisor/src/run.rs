@@ -2,7 +2,10 @@
 
 use std::ffi::OsString;
 
+use hermes_profiles::Access;
+
 use crate::args::RunArgs;
+use crate::changes::{self, Overlaid};
 use crate::engine;
 use crate::error::Error;
 use crate::events::{Event, Log};
@@ -31,20 +34,39 @@ fn start(args: RunArgs, log: &mut Log) -> Result<u8, Error> {
     let mut prepared = prepare::prepare(&args.policy, &args.command)?;
     log.announce(&prepared.plan)?;
     prepared.refuse_lost()?;
+    settle(&prepared, log)?;
+    if args.policy.checkpoint {
+        if prepared.policy.workspace_access == Access::Overlay {
+            return Err(Error::usage("--checkpoint is for a workspace that is written; this one is copy-on-write")
+                .hint("leave it out: `hermes-sandbox changes discard` takes every change back"));
+        }
+        changes::checkpoint(&prepared.caller, &prepared.trees)?;
+    }
     let _scratch = prepared.make_scratch(&args.policy)?;
-    let guards = guard_trees(&mut prepared, &args.command, log)?;
+    let overlaid = prepared.take_layer(&args.policy)?;
+    let guards = begin_guards(&mut prepared, &args.command)?;
     prepared.tell_losses(args.policy.verbose);
-    engine::run(prepared, args.command, guards, log)
+    let caller = prepared.caller.clone();
+    let held: Vec<_> = overlaid.iter().map(Overlaid::lock).collect();
+    let outcome = engine::run(prepared, args.command, &held, guards, log);
+    if let Some(overlaid) = overlaid {
+        overlaid.finish(&caller);
+    }
+    outcome
 }
 
-/// Settles what killed runs have left, and begins to guard what this one can write.
-fn guard_trees(prepared: &mut Prepared, command: &[OsString], log: &mut Log) -> Result<Option<Guards>, Error> {
-    let state_dir = prepared.caller.state_dir.as_deref();
-    if let Some(state_dir) = state_dir {
+/// Settles what killed runs have left.
+fn settle(prepared: &Prepared, log: &mut Log) -> Result<(), Error> {
+    if let Some(state_dir) = &prepared.caller.state_dir {
         for outcome in guard::recover(state_dir, &|tree| guard::concerns(&prepared.plan, tree))? {
             guard::tell(&outcome, log)?;
         }
     }
+    changes::settle(&prepared.caller, &prepared.trees[0])
+}
+
+/// Begins to guard what the run can write.
+fn begin_guards(prepared: &mut Prepared, command: &[OsString]) -> Result<Option<Guards>, Error> {
     let guards = Guards::begin(&prepared.plan, &prepared.policy.guard, &prepared.caller, command)?;
     if let Some(shadow) = guards.as_ref().map(Guards::shadow).transpose()?.flatten() {
         engine::show_shadow(&mut prepared.plan, shadow);

@@ -71,7 +71,7 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
 
 /// Removes everything in `path`. A directory in it is opened up, its own directories are moved to the top, and it is
 /// removed: the depth is never walked, and no symlink is followed.
-fn empty(path: &Path) -> io::Result<()> {
+pub(crate) fn empty(path: &Path) -> io::Result<()> {
     let top = open_up(AT_FDCWD, path)?;
     // A name that no job could take beforehand.
     let stamp = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());

@@ -54,12 +54,12 @@ const FORWARDED: &[Signal] = &[
     Signal::SIGTTOU,
 ];
 
-/// Runs `command` and returns its exit status.
+/// Runs `command` and returns its exit status. Init joins `cgroups` and keeps `held` open.
 pub(crate) fn run(
     plan: &Plan,
     command: &[OsString],
     environment: Vec<(OsString, OsString)>,
-    cgroups: &[BorrowedFd<'_>],
+    (cgroups, held): (&[BorrowedFd<'_>], &[BorrowedFd<'_>]),
     mut guards: Option<&mut Guards>,
     log: &mut Log,
 ) -> Result<u8, Error> {
@@ -84,7 +84,7 @@ pub(crate) fn run(
         .map(|(fd, descriptor)| HandedFd { fd: fd.as_fd(), opened: descriptor.opened })
         .collect();
     let to_error = |error: StepError| failed(&error, command);
-    let sandbox = Sandbox::start(plan, &handed, cgroups).map_err(to_error)?;
+    let sandbox = Sandbox::start(plan, &handed, cgroups, held).map_err(to_error)?;
     if let Some(guards) = &mut guards {
         // Beside the set-up, and before the first process.
         let covers = guards.take_baseline(sandbox.init().as_raw())?;
@@ -118,10 +118,10 @@ pub(crate) fn run(
         timed_out: false,
     };
     let status = session.wait()?;
-    if cgroups.is_empty() {
+    if cgroups.is_empty() && held.is_empty() {
         session.sandbox.release();
     } else {
-        // The control group can only be removed when init has left it.
+        // The control group can only be removed when init has left it, and what it holds is only free then.
         session.sandbox.wait();
     }
     Ok(status)

@@ -10,7 +10,7 @@ use hermes_profiles::{Access, FileRule, HomeMode, Origin, Policy, is_broad};
 
 use rustc_hash::FxHashSet;
 
-use super::{CompileError, Crossing};
+use super::{Choices, CompileError, Crossing};
 use crate::plan::{Source, Tier};
 use crate::survey::{Found, Kind, Link, Survey};
 
@@ -145,7 +145,7 @@ impl Wanted<'_> {
 }
 
 /// Resolves all rules to grants and hides.
-pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>, tier: Tier) -> Result<View, CompileError> {
+pub fn grants(policy: &Policy, survey: &Survey, choices: Choices<'_>, tier: Tier) -> Result<View, CompileError> {
     let of_scalar = |path: &Path, access, optional, origin| FileRule { path: path.to_owned(), access, optional, origin };
     let workspace = of_scalar(&policy.workspace, policy.workspace_access, false, Origin::Flag("--workspace".into()));
     let home = policy.home.dir.as_deref().filter(|_| policy.home.mode == HomeMode::Read);
@@ -194,7 +194,7 @@ pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>, tier: Tier) 
         }
     }
 
-    let mut view = settle(policy, survey, tier, &mut wanted, &mut wanted_sockets)?;
+    let mut view = settle(policy, survey, (choices, tier), &mut wanted, &mut wanted_sockets)?;
     for link in wanted.iter().chain(&wanted_sockets).flat_map(|wanted| wanted.links).chain(home_links(policy, survey)) {
         if view.covering(&link.at).is_none() {
             view.links.insert(link.at.clone(), link.to.clone());
@@ -216,7 +216,7 @@ pub fn grants(policy: &Policy, survey: &Survey, cwd: Option<&Path>, tier: Tier) 
             || hides.iter().any(|hide| covers(&hide.path, own))
             || files.any(|(at, _)| covers(at, own)))
     });
-    let start = cwd.filter(|cwd| view.covering(cwd).is_some() && !view.hides.iter().any(|hide| covers(&hide.path, cwd)));
+    let start = choices.cwd.filter(|cwd| view.covering(cwd).is_some() && !view.hides.iter().any(|hide| covers(&hide.path, cwd)));
     view.cwd = match start {
         Some(cwd) => cwd.to_owned(),
         None if policy.workspace_access == Access::Hidden => PathBuf::from("/"),
@@ -259,7 +259,7 @@ fn find<'a>(rule: &'a FileRule, survey: &'a Survey) -> Result<Option<Wanted<'a>>
 fn settle(
     policy: &Policy,
     survey: &Survey,
-    tier: Tier,
+    (choices, tier): (Choices<'_>, Tier),
     wanted: &mut Vec<Wanted<'_>>,
     sockets: &mut Vec<Wanted<'_>>,
 ) -> Result<View, CompileError> {
@@ -297,7 +297,7 @@ fn settle(
                 return Err(CompileError::CrossesWritable(Box::new(crossing)));
             }
         }
-        drop_covered(&mut view);
+        drop_covered(&mut view, choices);
         return Ok(view);
     }
 }
@@ -326,12 +326,19 @@ fn own(policy: &Policy, survey: &Survey, view: &View) -> Vec<(PathBuf, u32, bool
 }
 
 /// A grant inside another one of the same kind says nothing new; a device in a tree would be without its function.
-fn drop_covered(view: &mut View) {
+fn drop_covered(view: &mut View, choices: Choices<'_>) {
+    // What is kept and what ends with the sandbox need a layer each.
+    let kept = |path: &Path, access| access == Access::Overlay && choices.layer(path).is_some();
     let redundant: Vec<PathBuf> = view
         .grants
         .iter()
         .filter(|(_, grant)| grant.kind != Kind::Device)
-        .filter(|(path, grant)| view.around(path).is_some_and(|(_, around)| around.access == grant.access))
+        .filter(|(path, grant)| {
+            let same = |(at, around): (&PathBuf, &Grant)| {
+                around.access == grant.access && !kept(path, grant.access) && !kept(at, around.access)
+            };
+            view.around(path).is_some_and(same)
+        })
         .map(|(path, _)| path.clone())
         .collect();
     for path in redundant {

@@ -1,10 +1,12 @@
 //! What a host cannot give, by guarantee, with the reason and the remedy.
 
+use std::path::Path;
+
 use hermes_profiles::{Access, Guarantee, Network, Policy, ospath};
 use nix::errno::Errno;
 
-use super::files::View;
-use super::wanted;
+use super::files::{Grant, View};
+use super::{Choices, wanted};
 use crate::host::{CgroupAccess, Host, Probe, UsernsCause};
 use crate::plan::{Enforcer, Lost, NetworkPlan, Plan, Tier};
 
@@ -17,6 +19,7 @@ const LANDLOCK_LOSES: &[(Guarantee, &str)] = &[
         "without a mount namespace there is no private home, /tmp, /dev/shm or /dev/pts: programs that open a terminal of their own fail",
     ),
     (Guarantee::LoopbackPrivate, "without a network namespace there is no own loopback; internet sockets are refused"),
+    (Guarantee::WorkspaceOverlaid, "without a mount namespace nothing can be copy-on-write; the workspace would be read-only"),
     (Guarantee::CachesProtected, "without a mount namespace caches cannot be copy-on-write; they are read-only"),
 ];
 
@@ -50,10 +53,10 @@ impl Losses<'_> {
 }
 
 /// All losses of a plan: (lost, weakened).
-pub fn find(policy: &Policy, host: &Host, view: &View, plan: &Plan) -> (Vec<Lost>, Vec<Lost>) {
+pub fn find(policy: &Policy, host: &Host, view: &View, plan: &Plan, choices: Choices<'_>) -> (Vec<Lost>, Vec<Lost>) {
     let mut losses = Losses { policy, lost: Vec::new(), weakened: Vec::new() };
     match plan.tier {
-        Tier::Namespaces => namespaces(&mut losses, host, view),
+        Tier::Namespaces => namespaces(&mut losses, host, view, choices),
         Tier::Landlock => landlock(&mut losses, host, view),
     }
     if !host.seccomp.works() {
@@ -69,7 +72,7 @@ pub fn find(policy: &Policy, host: &Host, view: &View, plan: &Plan) -> (Vec<Lost
     (losses.lost, losses.weakened)
 }
 
-fn namespaces(losses: &mut Losses<'_>, host: &Host, view: &View) {
+fn namespaces(losses: &mut Losses<'_>, host: &Host, view: &View, choices: Choices<'_>) {
     if let Some((reason, remedy)) = why_no_namespaces(host) {
         for guarantee in [
             Guarantee::FilesReadConfined,
@@ -95,7 +98,9 @@ fn namespaces(losses: &mut Losses<'_>, host: &Host, view: &View) {
             "run where no other seccomp listener is in force (not inside another sandbox), on Linux 5.9 or later",
         );
     }
-    if view.grants.values().any(|grant| grant.access == Access::Overlay) && !host.overlay.works() {
+    workspace_layer(losses, choices);
+    let private = |path: &Path, grant: &Grant| grant.access == Access::Overlay && choices.layer(path).is_none();
+    if view.grants.iter().any(|(path, grant)| private(path, grant)) && !host.overlay.works() {
         losses.weaken(
             Guarantee::CachesProtected,
             format!("copy-on-write mounts fail ({}); caches are read-only", failure(&host.overlay)),
@@ -120,8 +125,13 @@ fn namespaces(losses: &mut Losses<'_>, host: &Host, view: &View) {
         }
     }
     for hide in &view.hides {
-        let overlaid = view.covering(&hide.path).is_some_and(|(_, grant)| grant.access == Access::Overlay);
-        if overlaid && host.overlay.works() && hide.kind.is_some() {
+        let overlaid = view.covering(&hide.path).filter(|(_, grant)| grant.access == Access::Overlay);
+        let held = |path: &Path| match choices.kept {
+            // A mask on an overlay: the host's changes below do not reach the entry that it is mounted on.
+            Some(kept) if choices.layer(path).is_some() => kept.works.works(),
+            _ => host.overlay.works(),
+        };
+        if overlaid.is_some_and(|(path, _)| held(path)) && hide.kind.is_some() {
             continue;
         }
         let what = if hide.kind.is_some() { "is replaced by the host" } else { "is created by the host" };
@@ -131,6 +141,24 @@ fn namespaces(losses: &mut Losses<'_>, host: &Host, view: &View) {
             "keep secrets outside granted trees, or grant the tree copy-on-write (--overlay)",
         );
         break;
+    }
+}
+
+/// A copy-on-write workspace needs an upper layer that outlives the sandbox.
+fn workspace_layer(losses: &mut Losses<'_>, choices: Choices<'_>) {
+    match choices.kept.map(|kept| kept.works) {
+        Some(Probe::Works) => {}
+        None => losses.lose(
+            Guarantee::WorkspaceOverlaid,
+            "there is no directory to keep the changes in",
+            "set HOME or XDG_STATE_HOME to a directory of yours, or use a workspace that is written (without --overlay)",
+        ),
+        Some(Probe::Fails(error)) => losses.lose(
+            Guarantee::WorkspaceOverlaid,
+            format!("the changes cannot be kept in the state directory: {error}"),
+            "point XDG_STATE_HOME to a file system that holds upper layers (ext4, xfs, btrfs, tmpfs; not an overlay, NFS or \
+             the workspace itself) on Linux 5.11 or later, or use a workspace that is written (without --overlay)",
+        ),
     }
 }
 

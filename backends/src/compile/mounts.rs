@@ -8,8 +8,7 @@ use hermes_profiles::{Access, Policy};
 
 use super::files::View;
 use super::rule;
-use crate::host::Host;
-use crate::plan::{MountStep, PathRights, PathRule, Redirect, Tier};
+use crate::plan::{Layer, MountStep, PathRights, PathRule, Redirect, Tier};
 use crate::survey::Kind;
 
 /// Tells a nested hermes-sandbox where it is.
@@ -26,11 +25,14 @@ const CACHE_VARIABLES: &[(&str, &str)] = &[
     ("YARN_CACHE_FOLDER", "cache/yarn"),
 ];
 
+/// The upper layer for a copy-on-write grant, by its path; `None` where there can be none.
+pub type Upper<'a> = &'a dyn Fn(&Path) -> Option<Layer>;
+
 /// Where tools find writable caches when their own are read-only.
-pub fn redirects(view: &View, host: &Host, tier: Tier, scratch: Option<&Path>) -> Vec<Redirect> {
+pub fn redirects(view: &View, upper: Upper<'_>, tier: Tier, scratch: Option<&Path>) -> Vec<Redirect> {
     let caches_lost = match tier {
         Tier::Landlock => true,
-        Tier::Namespaces => !host.overlay.works() && view.grants.values().any(|grant| grant.access == Access::Overlay),
+        Tier::Namespaces => view.grants.iter().any(|(path, grant)| grant.access == Access::Overlay && upper(path).is_none()),
     };
     if !caches_lost {
         return Vec::new();
@@ -43,7 +45,7 @@ pub fn redirects(view: &View, host: &Host, tier: Tier, scratch: Option<&Path>) -
 }
 
 /// The mount steps of the namespaces tier, outer paths first.
-pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
+pub fn mounts(policy: &Policy, view: &View, upper: Upper<'_>) -> Vec<MountStep> {
     let mut steps: BTreeMap<PathBuf, MountStep> = BTreeMap::new();
     for (target, mode, writable) in view.own.iter().cloned() {
         steps.insert(target.clone(), MountStep::Private { target, mode, writable });
@@ -57,18 +59,22 @@ pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
     for (path, grant) in &view.grants {
         let directory = grant.kind == Kind::Directory;
         let (source, target) = (grant.source.clone(), path.clone());
-        let step = match grant.access {
-            Access::Overlay if host.overlay.works() => {
-                let whiteouts = view
-                    .hides
-                    .iter()
-                    .filter(|hide| hide.kind.is_some() && covers(path, &hide.path))
-                    .filter(|hide| view.covering(&hide.path).is_some_and(|(at, _)| at == path))
-                    .filter_map(|hide| hide.path.strip_prefix(path).ok().map(Path::to_owned))
-                    .collect();
-                MountStep::Overlay { source, target, whiteouts }
+        let step = match (grant.access, upper(path)) {
+            (Access::Overlay, Some(layer)) => {
+                let whiteouts = match layer {
+                    // A whiteout in a layer that is kept would be a deletion of the command's.
+                    Layer::Planned | Layer::Kept(_) => Vec::new(),
+                    Layer::Private => view
+                        .hides
+                        .iter()
+                        .filter(|hide| hide.kind.is_some() && covers(path, &hide.path))
+                        .filter(|hide| view.covering(&hide.path).is_some_and(|(at, _)| at == path))
+                        .filter_map(|hide| hide.path.strip_prefix(path).ok().map(Path::to_owned))
+                        .collect(),
+                };
+                MountStep::Overlay { source, layer, target, whiteouts }
             }
-            access => MountStep::Bind {
+            (access, _) => MountStep::Bind {
                 source,
                 target,
                 directory,
@@ -79,9 +85,11 @@ pub fn mounts(policy: &Policy, host: &Host, view: &View) -> Vec<MountStep> {
         steps.insert(path.clone(), step);
     }
     for hide in &view.hides {
-        let overlaid = view.covering(&hide.path).is_some_and(|(_, grant)| grant.access == Access::Overlay);
+        let whited_out = view
+            .covering(&hide.path)
+            .is_some_and(|(at, grant)| grant.access == Access::Overlay && upper(at) == Some(Layer::Private));
         if let Some(kind) = hide.kind
-            && !(overlaid && host.overlay.works())
+            && !whited_out
         {
             let target = hide.path.clone();
             steps.insert(target.clone(), MountStep::Mask { target, directory: kind == Kind::Directory });

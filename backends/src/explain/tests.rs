@@ -185,7 +185,12 @@ fn a_hidden_file_inside_a_grant() {
 fn whiteouts_hide_and_copies_are_said_to_be_copies() {
     let mut plan = plan();
     let source = Source { path: "/home/u/ws".into(), dev: 1, ino: 1 };
-    plan.mounts[5] = MountStep::Overlay { source, target: "/home/u/ws".into(), whiteouts: vec!["s.env".into()] };
+    plan.mounts[5] = MountStep::Overlay {
+        source,
+        layer: crate::plan::Layer::Private,
+        target: "/home/u/ws".into(),
+        whiteouts: vec!["s.env".into()],
+    };
     plan.mounts.remove(6);
     assert_eq!(path(&plan, "/home/u/ws/s.env").0, Verdict::Enforced(vec![Layer::Mounts]));
     let mut policy = policy();

@@ -9,10 +9,10 @@ use super::root::open_source;
 use super::source_of;
 use super::sys::mount::{Attributes, clone_tree, set_attributes};
 use super::sys::process::{OneUser, user_namespace};
-use crate::plan::{MountStep, Plan, Source};
+use crate::plan::{Layer, MountStep, Plan, Source};
 use crate::step::{At, Step, StepError};
 
-/// Detached trees by index of their mount step.
+/// Detached trees by index of their mount step; of an overlay the lower layer, then the upper one if it is kept.
 pub fn trees(plan: &Plan) -> Result<Vec<(u32, OwnedFd)>, StepError> {
     let identity = plan.identity;
     let user = OneUser { uid: identity.uid, gid: identity.gid, host_uid: identity.host_uid, host_gid: identity.host_gid };
@@ -23,10 +23,17 @@ pub fn trees(plan: &Plan) -> Result<Vec<(u32, OwnedFd)>, StepError> {
         if !needs_map(step, source) {
             continue;
         }
-        let tree = clone_tree(open_source(source)?.as_fd(), directory).at_path(Step::Bind, &source.path)?;
-        let attributes = Attributes { userns: Some(namespace.as_fd()), ..Attributes::default() };
-        set_attributes(tree.as_fd(), c"", attributes, directory).at_path(Step::Attributes, &source.path)?;
-        trees.push((index, tree));
+        let mut map = |source: &Source, directory| -> Result<(), StepError> {
+            let tree = clone_tree(open_source(source)?.as_fd(), directory).at_path(Step::Bind, &source.path)?;
+            let attributes = Attributes { userns: Some(namespace.as_fd()), ..Attributes::default() };
+            set_attributes(tree.as_fd(), c"", attributes, directory).at_path(Step::Attributes, &source.path)?;
+            trees.push((index, tree));
+            Ok(())
+        };
+        map(source, directory)?;
+        if let MountStep::Overlay { layer: Layer::Kept(layer), .. } = step {
+            map(layer, true)?;
+        }
     }
     Ok(trees)
 }

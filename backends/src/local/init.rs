@@ -94,7 +94,8 @@ fn serve_namespaces(setup: Setup, mut fds: Vec<OwnedFd>, channel: &Arc<Channel>)
         let any = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).at(Step::Loopback)?;
         sys::thread::loopback_up(any.as_fd()).at(Step::Loopback)?;
     }
-    let handed = split_handed(&setup, &mut fds)?;
+    // Locks above all: they are free when the last process of the sandbox is gone, and not before.
+    let (handed, _held) = split_handed(&setup, &mut fds)?;
     let trees = setup.trees.iter().map(|&index| index as usize).zip(fds).collect();
     let private_devices = root::enter(&setup.mounts, setup.scratch, trees)?;
     let confinement = confinement(&setup, handed, true);
@@ -190,7 +191,7 @@ fn enter_job(channel: &Channel, job: JobId, last: bool, started: Result<Pid, Ste
 fn serve_landlock(setup: &Setup, mut fds: Vec<OwnedFd>, channel: &Channel) -> Result<i32, StepError> {
     let children = prepare(setup)?;
     sys::thread::become_subreaper().at(Step::Spawn)?;
-    let handed = split_handed(setup, &mut fds)?;
+    let (handed, _held) = split_handed(setup, &mut fds)?;
     let capable = nix::unistd::geteuid().is_root();
     let kept_in = match &setup.landlock {
         Some(plan) if plan.scope_signals => {
@@ -228,13 +229,14 @@ fn prepare(setup: &Setup) -> Result<SignalFd, StepError> {
     SignalFd::with_flags(&child, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).at(Step::Spawn)
 }
 
-/// Takes the handed files off the end of the descriptors of the set-up; what is left are the trees.
-fn split_handed(setup: &Setup, fds: &mut Vec<OwnedFd>) -> Result<Vec<Handed>, StepError> {
-    let files = fds.split_off(setup.trees.len().min(fds.len()));
-    if fds.len() != setup.trees.len() || files.len() != setup.handed.len() {
+/// Takes the handed files and what is only held off the end of the descriptors of the set-up; what is left are the trees.
+fn split_handed(setup: &Setup, fds: &mut Vec<OwnedFd>) -> Result<(Vec<Handed>, Vec<OwnedFd>), StepError> {
+    let mut files = fds.split_off(setup.trees.len().min(fds.len()));
+    let held = files.split_off(setup.handed.len().min(files.len()));
+    if fds.len() != setup.trees.len() || files.len() != setup.handed.len() || held.len() != setup.held as usize {
         return Err(StepError::new(Step::Message, Errno::EBADMSG));
     }
-    Ok(files.into_iter().zip(&setup.handed).map(|(fd, &opened)| Handed { fd, opened }).collect())
+    Ok((files.into_iter().zip(&setup.handed).map(|(fd, &opened)| Handed { fd, opened }).collect(), held))
 }
 
 fn confinement(setup: &Setup, handed: Vec<Handed>, capable: bool) -> Confinement {

@@ -67,11 +67,16 @@ impl Sandbox {
     /// Starts init and sends it the set-up; does not wait for the outcome, which arrives with the first event.
     ///
     /// Must be called from the main thread before any other exists: PDEATHSIG follows the thread (prctl(2)).
-    /// `cgroups` are `cgroup.procs` files that init joins.
+    /// `cgroups` are `cgroup.procs` files that init joins; it keeps `held` open until everything in the sandbox is gone.
     ///
     /// # Errors
     /// The step that failed.
-    pub fn start(plan: &Plan, handed: &[HandedFd<'_>], cgroups: &[BorrowedFd<'_>]) -> Result<Self, StepError> {
+    pub fn start(
+        plan: &Plan,
+        handed: &[HandedFd<'_>],
+        cgroups: &[BorrowedFd<'_>],
+        held: &[BorrowedFd<'_>],
+    ) -> Result<Self, StepError> {
         let arch = seccomp::Arch::NATIVE.ok_or(StepError::new(Step::Seccomp, Errno::ENOSYS))?;
         let trees = if plan.identity.idmap { idmap::trees(plan)? } else { Vec::new() };
         let (ours, theirs) = Channel::pair().at(Step::Spawn)?;
@@ -87,6 +92,7 @@ impl Sandbox {
             trees: trees.iter().map(|(index, _)| *index).collect(),
             landlock: plan.landlock.clone(),
             handed: handed.iter().map(|handed| handed.opened).collect(),
+            held: held.len() as u32,
             filter: filter.iter().map(|i| (i.code, i.jt, i.jf, i.k)).collect(),
             notify: plan.seccomp.notify_connect,
             network: plan.network,
@@ -94,8 +100,12 @@ impl Sandbox {
             processes: plan.limits.processes.filter(|_| plan.limits.processes_by == Enforcer::Rlimit),
             memory_watchdog: plan.limits.memory.filter(|_| plan.limits.memory_by == Enforcer::Watchdog),
         };
-        let fds: Vec<BorrowedFd<'_>> =
-            trees.iter().map(|(_, tree)| tree.as_fd()).chain(handed.iter().map(|handed| handed.fd)).collect();
+        let fds: Vec<BorrowedFd<'_>> = trees
+            .iter()
+            .map(|(_, tree)| tree.as_fd())
+            .chain(handed.iter().map(|handed| handed.fd))
+            .chain(held.iter().copied())
+            .collect();
         sandbox.request(&Request::Setup(Box::new(setup)), &fds)?;
         Ok(sandbox)
     }

@@ -4,7 +4,7 @@
 //! created in a host tree.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{CString, OsStr};
+use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use nix::sys::stat::{Mode, fstat, mkdirat, mode_t};
 use nix::unistd::{UnlinkatFlags, fchdir, pivot_root, symlinkat, unlinkat};
 
 use super::sys::mount::{Attributes, attach, clone_tree, set_attributes};
-use crate::plan::{MountStep, Source};
+use crate::plan::{Layer, MountStep, Source};
 use crate::step::{At, Step, StepError};
 
 const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY;
@@ -37,8 +37,14 @@ const DEVICE_LINKS: &[(&str, &str)] = &[
     ("stderr", "/proc/self/fd/2"),
 ];
 
-/// Detached, id-mapped trees that a root caller's supervisor made, by index of their mount step.
-pub type Trees = BTreeMap<usize, OwnedFd>;
+/// Detached, id-mapped trees that a root caller's supervisor made, by index of their mount step. An overlay has its lower
+/// layer first, then its kept upper layer.
+pub type Trees = Vec<(usize, OwnedFd)>;
+
+fn take(trees: &mut Trees, index: usize) -> Option<OwnedFd> {
+    let at = trees.iter().position(|(of, _)| *of == index)?;
+    Some(trees.remove(at).1)
+}
 
 /// Opens a path that must be free of symlinks and still be the file that was checked.
 ///
@@ -87,7 +93,7 @@ pub fn enter(steps: &[MountStep], scratch: Option<u64>, mut trees: Trees) -> Res
     for (step, source) in steps.iter().zip(prepared) {
         builder.apply(step, source)?;
     }
-    let own = builder.own.iter().copied().collect();
+    let own = builder.own.union(&builder.layers).copied().collect();
     builder.pivot()?;
     Ok(own)
 }
@@ -97,10 +103,33 @@ enum Prepared {
     Nothing,
     /// A detached tree with its attributes set.
     Tree(OwnedFd),
-    /// The lower layer of an overlay, in the old tree.
-    Lower(OwnedFd),
-    /// The lower layer of an overlay, detached and id-mapped.
-    MappedLower(OwnedFd),
+    /// The lower layer of an overlay, and its upper one if that is kept.
+    Layers(Place, Option<Place>),
+}
+
+enum Place {
+    /// A directory in the old tree.
+    Here(OwnedFd),
+    /// A detached, id-mapped tree.
+    Mapped(OwnedFd),
+}
+
+impl Place {
+    fn open(tree: Option<OwnedFd>, source: &Source) -> Result<Self, StepError> {
+        tree.map_or_else(|| open_source(source).map(Self::Here), |tree| Ok(Self::Mapped(tree)))
+    }
+
+    /// A path for mount options. A detached tree is attached below `room`, which goes away with the old root.
+    fn path(&self, room: &OwnedFd, name: &CStr) -> Result<String, Errno> {
+        match self {
+            Self::Here(fd) => Ok(format!("/proc/self/fd/{}", fd.as_raw_fd())),
+            Self::Mapped(tree) => {
+                mkdirat(room.as_fd(), name, Mode::S_IRWXU)?;
+                attach(tree, room.as_fd(), name)?;
+                Ok(format!("/proc/self/fd/{}/{}", room.as_raw_fd(), name.to_string_lossy()))
+            }
+        }
+    }
 }
 
 fn prepare(steps: &[MountStep], trees: &mut Trees) -> Result<Vec<Prepared>, StepError> {
@@ -109,7 +138,7 @@ fn prepare(steps: &[MountStep], trees: &mut Trees) -> Result<Vec<Prepared>, Step
         .enumerate()
         .map(|(index, step)| match step {
             MountStep::Bind { source, writable, device, directory, .. } => {
-                let tree = match trees.remove(&index) {
+                let tree = match take(trees, index) {
                     Some(tree) => tree,
                     None => clone_tree(open_source(source)?.as_fd(), *directory).at_path(Step::Bind, &source.path)?,
                 };
@@ -122,10 +151,15 @@ fn prepare(steps: &[MountStep], trees: &mut Trees) -> Result<Vec<Prepared>, Step
                     .at_path(Step::Attributes, &source.path)?;
                 Ok(Prepared::Tree(tree))
             }
-            MountStep::Overlay { source, .. } => match trees.remove(&index) {
-                Some(tree) => Ok(Prepared::MappedLower(tree)),
-                None => open_source(source).map(Prepared::Lower),
-            },
+            MountStep::Overlay { source, layer, target, .. } => {
+                let lower = Place::open(take(trees, index), source)?;
+                let upper = match layer {
+                    Layer::Private => None,
+                    Layer::Kept(source) => Some(Place::open(take(trees, index), source)?),
+                    Layer::Planned => return Err(StepError::on(Step::Overlay, target, Errno::ENOENT)),
+                };
+                Ok(Prepared::Layers(lower, upper))
+            }
             _ => Ok(Prepared::Nothing),
         })
         .collect()
@@ -141,6 +175,8 @@ struct Builder {
     seal: Vec<OwnedFd>,
     /// Device numbers of file systems that we mounted: the only places where anything may be created.
     own: BTreeSet<u64>,
+    /// Device numbers of overlays whose changes are kept: ours too, but what is made there would be a change.
+    layers: BTreeSet<u64>,
     directories: BTreeMap<PathBuf, OwnedFd>,
     masks: Option<(OwnedFd, OwnedFd)>,
 }
@@ -172,7 +208,16 @@ impl Builder {
         fchdir(&base).at_path(Step::Open, at)?;
         let device = |fd: &OwnedFd| fstat(fd).at_path(Step::Open, at).map(|stat| stat.st_dev);
         let own = BTreeSet::from([device(&base)?, device(&scratch)?]);
-        Ok(Self { base, scratch, rooms: 0, seal: Vec::new(), own, directories: BTreeMap::new(), masks: None })
+        Ok(Self {
+            base,
+            scratch,
+            rooms: 0,
+            seal: Vec::new(),
+            own,
+            layers: BTreeSet::new(),
+            directories: BTreeMap::new(),
+            masks: None,
+        })
     }
 
     /// A new directory of the scratch file system.
@@ -290,33 +335,38 @@ impl Builder {
         self.attach_tree(tree, &parent, target, true)
     }
 
-    fn overlay(&mut self, target: &Path, whiteouts: &[PathBuf], lower: Prepared) -> Result<(), StepError> {
+    fn overlay(&mut self, target: &Path, whiteouts: &[PathBuf], layers: Prepared) -> Result<(), StepError> {
+        let Prepared::Layers(lower, kept) = layers else { return Err(StepError::on(Step::Overlay, target, Errno::EBADF)) };
         let parent = self.parent(target)?;
         self.make_directory(&parent, target, 0o755)?;
         let room = self.room(0o755).at_path(Step::Overlay, target)?;
-        for name in ["upper", "work"] {
-            mkdirat(room.as_fd(), name, Mode::from_bits_truncate(0o755)).at_path(Step::Overlay, target)?;
-        }
+        let lower = lower.path(&room, c"lower").at_path(Step::Overlay, target)?;
+        let upper = match &kept {
+            Some(kept) => kept.path(&room, c"kept").at_path(Step::Overlay, target)?,
+            None => {
+                for name in ["upper", "work"] {
+                    mkdirat(room.as_fd(), name, Mode::from_bits_truncate(0o755)).at_path(Step::Overlay, target)?;
+                }
+                format!("/proc/self/fd/{}", room.as_raw_fd())
+            }
+        };
         for path in whiteouts {
             self.whiteout(&room, path).at_path(Step::Overlay, target.join(path))?;
         }
-        let place = format!("/proc/self/fd/{}", room.as_raw_fd());
-        let lower = match &lower {
-            Prepared::Lower(fd) => format!("/proc/self/fd/{}", fd.as_raw_fd()),
-            Prepared::MappedLower(tree) => {
-                mkdirat(room.as_fd(), "lower", Mode::S_IRWXU).at_path(Step::Overlay, target)?;
-                attach(tree, room.as_fd(), c"lower").at_path(Step::Overlay, target)?;
-                format!("{place}/lower")
-            }
-            _ => return Err(StepError::on(Step::Overlay, target, Errno::EBADF)),
-        };
-        let options = format!("lowerdir={lower},upperdir={place}/upper,workdir={place}/work,userxattr");
+        // An index, which a distribution may have made the default, would tie a layer to one mount of its tree.
+        let index = if kept.is_some() { ",index=off" } else { "" };
+        let options = format!("lowerdir={lower},upperdir={upper}/upper,workdir={upper}/work,userxattr{index}");
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
         fchdir(&parent).at_path(Step::Overlay, target)?;
         mount(Some("overlay"), name(target)?, Some("overlay"), flags, Some(options.as_str())).at_path(Step::Overlay, target)?;
         self.forget(target);
         let fd = self.directory(target)?;
-        self.own.insert(fstat(&fd).at_path(Step::Overlay, target)?.st_dev);
+        let device = fstat(&fd).at_path(Step::Overlay, target)?.st_dev;
+        if kept.is_some() {
+            self.layers.insert(device)
+        } else {
+            self.own.insert(device)
+        };
         Ok(())
     }
 

@@ -27,10 +27,10 @@ use crate::local::sys::process::{OneUser, user_namespace};
 use crate::local::sys::thread::{load_filter, loopback_up};
 use crate::step::{At, Step, StepError};
 
-type Outcome = Result<(), StepError>;
+pub(super) type Outcome = Result<(), StepError>;
 
 /// `nobody`: an id that owns nothing. Which unprivileged id a root caller gets does not change what works.
-const NOBODY: u32 = 65534;
+pub(super) const NOBODY: u32 = 65534;
 
 /// Namespaces of a sandbox, without the network's.
 const NAMESPACES: libc::c_int =
@@ -40,20 +40,27 @@ const NAMESPACES: libc::c_int =
 const STEP_TIMEOUT: u16 = 1000;
 
 /// Tells the parent at once, so that a filter that kills on a later step spoils only the later ones.
-fn tell(out: &OwnedFd, item: Item, outcome: Outcome) {
+pub(super) fn tell(out: &OwnedFd, item: Item, outcome: Outcome) {
     let finding: Finding = (item, outcome.map_or_else(Probe::Fails, |()| Probe::Works));
     if let Ok(bytes) = postcard::to_stdvec(&finding) {
         let _ = nix::unistd::write(out, &bytes);
     }
 }
 
-fn die_with_parent() {
+pub(super) fn die_with_parent() {
     let _ = prctl::set_pdeathsig(Signal::SIGKILL);
+}
+
+/// A process that has left root is undumpable, so that its own /proc files are root's and it cannot write its id map. Init
+/// makes itself dumpable for that too; a probe's child lives for milliseconds.
+pub(super) fn own_proc_files() {
+    let _ = prctl::set_dumpable(true);
 }
 
 /// The first child: runs the others one after another.
 pub(super) fn launch(out: &OwnedFd, root: bool) {
     die_with_parent();
+    own_proc_files();
     if root {
         tell(out, Item::Idmap, idmapped_mount());
         // A uid 0 that is itself mapped from an ordinary user cannot change, and need not.
@@ -87,9 +94,7 @@ pub(super) fn launch(out: &OwnedFd, root: bool) {
 /// Pid 1 of the new namespaces. What it does after the tmpfs is told item by item.
 fn in_namespaces(out: &OwnedFd, uid: u32, gid: u32) -> Outcome {
     die_with_parent();
-    write_proc("/proc/self/setgroups", "deny")?;
-    write_proc("/proc/self/uid_map", &format!("{uid} {uid} 1"))?;
-    write_proc("/proc/self/gid_map", &format!("{gid} {gid} 1"))?;
+    write_maps((uid, gid))?;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).at(Step::Propagation)?;
     let root = own_tmpfs()?;
     tell(out, Item::Proc, fresh_proc(&root));
@@ -103,13 +108,20 @@ fn in_namespaces(out: &OwnedFd, uid: u32, gid: u32) -> Outcome {
     Ok(())
 }
 
+/// The id map of a new user namespace: the own ids, for themselves.
+pub(super) fn write_maps((uid, gid): (u32, u32)) -> Outcome {
+    write_proc("/proc/self/setgroups", "deny")?;
+    write_proc("/proc/self/uid_map", &format!("{uid} {uid} 1"))?;
+    write_proc("/proc/self/gid_map", &format!("{gid} {gid} 1"))
+}
+
 fn write_proc(path: &str, text: &str) -> Outcome {
     let mut file = std::fs::OpenOptions::new().write(true).open(path).at_path(Step::IdMap, path)?;
     file.write_all(text.as_bytes()).at_path(Step::IdMap, path)
 }
 
 /// A tmpfs over the first usual directory that exists; /proc must, the id map went through it.
-fn own_tmpfs() -> Result<PathBuf, StepError> {
+pub(super) fn own_tmpfs() -> Result<PathBuf, StepError> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     for target in ["/tmp", "/run", "/dev", "/proc"] {
         match mount(Some("tmpfs"), target, Some("tmpfs"), flags, Some("mode=0755,size=1m")) {
@@ -121,7 +133,7 @@ fn own_tmpfs() -> Result<PathBuf, StepError> {
     Err(StepError::new(Step::Tmpfs, Errno::ENOENT))
 }
 
-fn open_path(path: &Path) -> Result<OwnedFd, StepError> {
+pub(super) fn open_path(path: &Path) -> Result<OwnedFd, StepError> {
     nix::fcntl::open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).at_path(Step::Open, path)
 }
 

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::*;
-use crate::plan::{PathRights, PathRule, Source};
+use crate::plan::{Layer, PathRights, PathRule, Source};
 use crate::step::Step;
 
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
@@ -32,17 +32,15 @@ fn errors() -> impl Strategy<Value = StepError> {
 
 fn mounts() -> impl Strategy<Value = MountStep> {
     let source = || (paths(), any::<u64>(), any::<u64>()).prop_map(|(path, dev, ino)| Source { path, dev, ino });
+    let layers = prop_oneof![Just(Layer::Private), Just(Layer::Planned), source().prop_map(Layer::Kept)];
     prop_oneof![
         (paths(), any::<u32>(), any::<bool>()).prop_map(|(target, mode, writable)| MountStep::Private { target, mode, writable }),
         paths().prop_map(|target| MountStep::Pin { target }),
         (source(), paths(), any::<[bool; 3]>()).prop_map(|(source, target, [directory, writable, device])| {
             MountStep::Bind { source, target, directory, writable, device }
         }),
-        (source(), paths(), prop::collection::vec(paths(), 0..3)).prop_map(|(source, target, whiteouts)| MountStep::Overlay {
-            source,
-            target,
-            whiteouts
-        }),
+        (source(), layers, paths(), prop::collection::vec(paths(), 0..3))
+            .prop_map(|(source, layer, target, whiteouts)| MountStep::Overlay { source, layer, target, whiteouts }),
         (paths(), any::<bool>()).prop_map(|(target, directory)| MountStep::Mask { target, directory }),
         (paths(), any::<u32>()).prop_map(|(target, mode)| MountStep::Directory { target, mode }),
         (paths(), paths()).prop_map(|(target, to)| MountStep::Symlink { target, to }),
@@ -84,6 +82,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                 trees,
                 landlock,
                 handed,
+                held: scratch.unwrap_or_default() as u32,
                 filter,
                 notify,
                 network,

@@ -11,9 +11,9 @@ use proptest::sample::{Index, select, subsequence};
 use super::hosts;
 use super::view::{Shown, check_steps, follow, given, rights, shown};
 use super::world::{Node, World, builtin, machine, policy};
-use crate::compile::{Choices, CompileError, compile};
+use crate::compile::{Choices, CompileError, Kept, compile};
 use crate::host::Host;
-use crate::plan::{NetworkPlan, PathRights, Plan, Tier};
+use crate::plan::{Layer, NetworkPlan, PathRights, Plan, Tier};
 use crate::survey::{Found, Kind};
 
 /// A policy, and all that is needed to compile it.
@@ -40,7 +40,10 @@ impl std::fmt::Debug for Case {
 
 impl Case {
     fn plan(&self) -> Result<Plan, CompileError> {
-        let choices = Choices { tier: self.tier, cwd: self.cwd.as_deref(), scratch: Some(Path::new("/tmp/private")) };
+        let workspace = self.world.real(&self.policy.workspace).unwrap_or_else(|| self.policy.workspace.clone());
+        let trees = [(workspace, Layer::Planned)];
+        let kept = Some(Kept { trees: &trees, works: &self.host.overlay });
+        let choices = Choices { tier: self.tier, cwd: self.cwd.as_deref(), scratch: Some(Path::new("/tmp/private")), kept };
         compile(&self.policy, &self.host, &self.world.survey(&self.policy), choices)
     }
 

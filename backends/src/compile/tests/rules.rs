@@ -2,15 +2,16 @@
 
 use std::path::Path;
 
-use hermes_profiles::{Guarantee, HomeMode, Limits, Network, Policy};
+use hermes_profiles::{Access, Guarantee, HomeMode, Limits, Network, Policy};
 use nix::errno::Errno;
 
-use super::hosts::{baseline, without_userns};
+use super::hosts::{baseline, fails, without_userns};
 use super::view::{Shown, check_steps, follow, given, shown};
 use super::world::{World, machine, policy};
-use crate::compile::{Choices, CompileError, compile};
-use crate::host::{CgroupAccess, Host, UsernsCause};
-use crate::plan::{Lost, MountStep, Plan, Tier};
+use crate::compile::{Choices, CompileError, Kept, compile};
+use crate::host::{CgroupAccess, Host, Probe, UsernsCause};
+use crate::plan::{Layer, Lost, MountStep, Plan, Tier};
+use crate::step::Step;
 
 fn compiled(policy: &Policy, world: &World, tier: Tier) -> Result<Plan, CompileError> {
     let choices = Choices { tier: Some(tier), ..Choices::default() };
@@ -273,4 +274,65 @@ fn a_limit_that_is_lost_is_not_asked_for() {
     let without = plan(CgroupAccess::V2 { directory: "/cg".into(), controllers: vec!["pids".into()] });
     assert_eq!(without.limits.cpu_percent, None);
     assert!(reason(&without.lost, Guarantee::CpuLimited).contains("cpu controller"));
+}
+
+#[test]
+fn changes_to_a_copy_on_write_workspace_are_kept_or_nothing_starts() {
+    let mut overlaid = policy("copy /home/u/.cargo hide /home/u/ws/README hide /home/u/.cargo/credentials.toml");
+    overlaid.workspace_access = Access::Overlay;
+    let survey = machine().survey(&overlaid);
+    let trees = [("/home/u/ws".into(), Layer::Planned)];
+    let with = |works: &Probe, host: &Host, tier| {
+        let choices = Choices { tier, kept: Some(Kept { trees: &trees, works }), ..Choices::default() };
+        compile(&overlaid, host, &survey, choices).unwrap()
+    };
+    let step = |plan: &Plan, target: &str| plan.mounts.iter().find(|step| step.target() == Path::new(target)).cloned();
+    let lost = |plan: &Plan| plan.fatal().any(|lost| lost.guarantee == Guarantee::WorkspaceOverlaid);
+
+    // What the host's memory file system cannot do is no reason: the layer lies elsewhere.
+    let old = Host { overlay: fails(Step::Overlay, Errno::EOPNOTSUPP), ..baseline() };
+    for host in [&baseline(), &old] {
+        let plan = with(&Probe::Works, host, None);
+        assert!(!lost(&plan), "{:?}", plan.lost);
+        // A whiteout would be a deletion of the command's.
+        assert!(
+            matches!(step(&plan, "/home/u/ws"), Some(MountStep::Overlay { layer: Layer::Planned, whiteouts, .. }) if whiteouts.is_empty())
+        );
+        assert!(matches!(step(&plan, "/home/u/ws/README"), Some(MountStep::Mask { .. })));
+    }
+    let caches = step(&with(&Probe::Works, &baseline(), None), "/home/u/.cargo");
+    assert!(matches!(caches, Some(MountStep::Overlay { layer: Layer::Private, whiteouts, .. }) if whiteouts.len() == 1));
+
+    let none = compile(&overlaid, &baseline(), &survey, Choices::default()).unwrap();
+    let failing = with(&fails(Step::Overlay, Errno::EINVAL), &baseline(), None);
+    for plan in [&none, &failing] {
+        assert!(lost(plan));
+        assert!(matches!(step(plan, "/home/u/ws"), Some(MountStep::Bind { writable: false, .. })));
+    }
+    assert!(lost(&with(&Probe::Works, &baseline(), Some(Tier::Landlock))));
+
+    overlaid.workspace_access = Access::Write;
+    let plain = compile(&overlaid, &baseline(), &survey, Choices::default()).unwrap();
+    assert!(!lost(&plain), "nothing is to be kept");
+}
+
+#[test]
+fn what_is_kept_and_what_ends_with_the_sandbox_never_share_a_layer() {
+    let mut nested = policy("copy /home/u/.cargo/registry copy /home/u");
+    nested.workspace = "/home/u/.cargo".into();
+    nested.workspace_access = Access::Overlay;
+    nested.allow_broad = true;
+    let trees = [("/home/u/.cargo".into(), Layer::Planned)];
+    let choices = Choices { kept: Some(Kept { trees: &trees, works: &Probe::Works }), ..Choices::default() };
+    let plan = compile(&nested, &baseline(), &machine().survey(&nested), choices).unwrap();
+    let layers: Vec<_> = plan
+        .mounts
+        .iter()
+        .filter_map(|step| match step {
+            MountStep::Overlay { target, layer, .. } => Some((target.to_str().unwrap(), layer.clone())),
+            _ => None,
+        })
+        .collect();
+    let expected = [("/home/u", Layer::Private), ("/home/u/.cargo", Layer::Planned), ("/home/u/.cargo/registry", Layer::Private)];
+    assert_eq!(layers, expected);
 }

@@ -1,0 +1,322 @@
+//! The `changes` subcommand.
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use hermes_profiles::Caller;
+use hermes_profiles::paths::normalise;
+
+use super::apply::{self, Held, tidy};
+use super::checkpoint::{self, Checkpoint};
+use super::decide::{Wanted, covered};
+use super::diff::{self, Style};
+use super::guarded::Shipped;
+use super::journal::Spot;
+use super::layer::{self, Found, Layer, Part};
+use super::order::in_git;
+use super::quote;
+use super::report::{self, Row};
+use super::scan::{Change, scan};
+use crate::args::{Changes, ChangesOf, Colour};
+use crate::beneath::Root;
+use crate::error::{Error, Kind};
+use crate::output;
+use crate::request;
+use crate::start;
+use crate::state::Tree;
+
+/// Runs a `changes` command and returns the exit status.
+pub(crate) fn changes(action: Changes) -> Result<u8, Error> {
+    match action {
+        Changes::List { of, json } => list(&of, json),
+        Changes::Diff { of, paths, stat, name_only, color, all } => {
+            let show = match (stat, name_only) {
+                (true, _) => Show::Stat,
+                (_, true) => Show::Names,
+                _ => Show::Text,
+            };
+            diff(&of, &paths, show, color, all)
+        }
+        Changes::Apply { of, paths, ours, with_guarded } => apply(&of, &paths, &ours, with_guarded),
+        Changes::Discard { of, paths } => discard(&of, &paths),
+        Changes::Rollback { of, checkpoint, dry_run } => rollback(&of, checkpoint, dry_run),
+    }
+}
+
+/// The tree that a command is about, if anything is kept about it.
+struct Opened {
+    caller: Caller,
+    workspace: PathBuf,
+    held: Option<Held>,
+}
+
+fn open(of: &ChangesOf) -> Result<Opened, Error> {
+    let user = of.user.as_deref().map(start::become_user).transpose()?;
+    let caller = request::caller(user)?;
+    let workspace = of.workspace.as_ref().map_or_else(|| caller.cwd.clone(), |path| caller.cwd.join(path));
+    let state = caller
+        .state_dir
+        .as_ref()
+        .ok_or_else(|| Error::setup("there is no state directory").hint("set HOME or XDG_STATE_HOME to a directory of yours"))?;
+    let tree = Tree::open(state, &workspace, false)?;
+    let workspace = tree.as_ref().map_or(workspace, |tree| tree.path.clone());
+    let held = match tree {
+        None => None,
+        Some(tree) => {
+            let (held, failed) = Held::new(tree)?;
+            report::recovered(&failed, &[]);
+            Some(held)
+        }
+    };
+    Ok(Opened { caller, workspace, held })
+}
+
+impl Opened {
+    /// The layer that is meant.
+    fn layer(&self, number: Option<u32>) -> Result<Layer, Error> {
+        let workspace = output::path(&self.workspace);
+        let found = self.held.iter().flat_map(|held| layer::find(&held.tree));
+        let mut found: Vec<Found> = found.filter(|found| number.is_none_or(|number| number == found.number())).collect();
+        match (found.pop(), found.pop()) {
+            (None, _) => Err(match number {
+                Some(number) => Error::usage(format!("there is no layer {number} of {workspace}")),
+                None => Error::usage(format!("no changes wait for {workspace}")),
+            }
+            .hint("`hermes-sandbox changes list --workspace DIR` shows what waits; a layer begins with `run --overlay`")),
+            (Some(Found::Free(layer)), None) => Ok(layer),
+            (Some(Found::Busy(number)), None) => Err(Error::setup(format!("a sandbox has layer {number} of {workspace}"))
+                .hint("wait for it to end, or end it; then do it again")),
+            (Some(last), Some(_)) => Err(Error::usage(format!("several layers wait for {workspace}"))
+                .hint(format!("name one, for example --layer {}; `changes list` shows them", last.number()))),
+        }
+    }
+
+    fn held(&self) -> Result<&Held, Error> {
+        self.held.as_ref().ok_or_else(|| {
+            Error::usage(format!("nothing is kept about {}", output::path(&self.workspace)))
+                .hint("a layer begins with `run --overlay`, a checkpoint with `run --checkpoint`")
+        })
+    }
+
+    /// What paths of the command line mean: relative ones start where the caller is, or else at the workspace, as the
+    /// names that `changes` prints do.
+    fn spots(&self, paths: &[PathBuf], parts: &[Part]) -> Result<Vec<Spot>, Error> {
+        let cwd = std::fs::canonicalize(&self.caller.cwd).unwrap_or_else(|_| self.caller.cwd.clone());
+        let root = |part: usize| if part == 0 { &self.workspace } else { &parts[part].path };
+        let spot = |path: &PathBuf| {
+            let places = [cwd.join(path), self.workspace.join(path)].map(|place| normalise(&place));
+            let inside = |place: &PathBuf| {
+                let below = |part: usize| Some(Spot { part, path: place.strip_prefix(root(part)).ok()?.to_owned() });
+                (0..parts.len()).find_map(below)
+            };
+            places
+                .iter()
+                .find_map(inside)
+                .ok_or_else(|| Error::usage(format!("{} is not in {}", output::path(path), output::path(&self.workspace))))
+        };
+        paths.iter().map(spot).collect()
+    }
+}
+
+fn list(of: &ChangesOf, json: bool) -> Result<u8, Error> {
+    let opened = open(of)?;
+    let mut scans = Vec::new();
+    let mut checkpoints = Vec::new();
+    if let Some(held) = &opened.held {
+        for found in layer::find(&held.tree).into_iter().filter(|found| of.layer.is_none_or(|number| number == found.number())) {
+            scans.push(match found {
+                Found::Busy(number) => (number, None),
+                Found::Free(layer) => (layer.number, Some((scan(&layer, &held.tree)?.0, layer.about.clone()))),
+            });
+        }
+        checkpoints = checkpoint::list(&held.tree);
+    }
+    let row = scans.iter().map(|(number, found)| match found {
+        None => Row::Busy(*number),
+        Some((found, about)) => Row::Free(*number, about, found),
+    });
+    let rows: Vec<Row<'_>> = row.collect();
+    match json {
+        true => output::print_json(&report::list_json(&opened.workspace, &rows, &checkpoints))?,
+        false => output::print(&report::list(&opened.workspace, &rows, &checkpoints))?,
+    }
+    Ok(0)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Show {
+    Text,
+    Stat,
+    Names,
+}
+
+fn diff(of: &ChangesOf, paths: &[PathBuf], show: Show, colour: Colour, all: bool) -> Result<u8, Error> {
+    let opened = open(of)?;
+    let layer = opened.layer(of.layer)?;
+    let paths = opened.spots(paths, &layer.about.parts)?;
+    let (found, grounds) = scan(&layer, &opened.held()?.tree)?;
+    let asked = |change: &&Change| change.part == 0 && (paths.is_empty() || covered(&paths, 0, &change.path));
+    let inner = |change: &Change| !all && in_git(&change.path).is_some();
+    let left_out = found.changes.iter().filter(|change| change.part > 0 || (asked(change) && inner(change))).count();
+    let changes: Vec<&Change> = found.changes.iter().filter(asked).filter(|change| !inner(change)).collect();
+
+    let terminal = std::io::stdout().is_terminal();
+    let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let coloured = match colour {
+        Colour::Always => true,
+        Colour::Never => false,
+        Colour::Auto => terminal && !no_colour,
+    };
+    let style = Style { colour: coloured, harmless: terminal };
+    let ground = &grounds[0];
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let outcome = match show {
+        Show::Text => changes.iter().try_for_each(|change| diff::write(&mut out, change, ground, style)),
+        Show::Names => changes.iter().filter(shows).try_for_each(|change| writeln!(out, "{}", quote::name("", &change.path))),
+        Show::Stat => stat(&mut out, &changes, ground),
+    };
+    match outcome.and_then(|()| out.flush()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+            return Err(Error::setup(format!("cannot show the changes: {e}")));
+        }
+        _ => {}
+    }
+    for (_, path, why) in &found.unreachable {
+        output::complain(&format!("{}: not shown: {why}", output::path(path)));
+    }
+    if left_out > 0 {
+        output::complain(&format!(
+            "{left_out} changes inside git directories are not shown (--all shows those in the workspace)"
+        ));
+    }
+    let odd: Vec<&&Change> = changes.iter().filter(|change| !shows(change) && odd(change)).collect();
+    for change in odd {
+        let kind = change.after.or(change.before).map_or("thing", |stamp| stamp.kind().word());
+        output::complain(&format!("{}: a {kind}, which no diff shows", output::path(&change.path)));
+    }
+    Ok(0)
+}
+
+fn shows(change: &&&Change) -> bool {
+    diff::shown(change.before).is_some() || diff::shown(change.after).is_some()
+}
+
+fn odd(change: &Change) -> bool {
+    change.after.or(change.before).is_some_and(|stamp| !stamp.is_directory())
+}
+
+/// Widest bar of `--stat`.
+const BAR: usize = 40;
+
+fn stat(out: &mut impl Write, changes: &[&Change], ground: &layer::Ground) -> std::io::Result<()> {
+    let mut rows = Vec::new();
+    for change in changes.iter().filter(shows) {
+        rows.push((quote::name("", &change.path), diff::count(change, ground)?));
+    }
+    let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    let most = rows.iter().filter_map(|(_, count)| count.map(|(came, went)| came + went)).max().unwrap_or(0);
+    let digits = most.to_string().len().max(3);
+    let scale = |n: usize| if most <= BAR { n } else { (n * BAR).div_ceil(most) };
+    let (mut all_came, mut all_went) = (0, 0);
+    for (name, count) in &rows {
+        match count {
+            None => writeln!(out, " {name:<width$} | {:>digits$}", "Bin")?,
+            Some((came, went)) => {
+                all_came += came;
+                all_went += went;
+                let bar = "+".repeat(scale(*came)) + &"-".repeat(scale(*went));
+                writeln!(out, "{}", format!(" {name:<width$} | {:>digits$} {bar}", came + went).trim_end())?;
+            }
+        }
+    }
+    writeln!(out, " {} changed, {all_came} insertions(+), {all_went} deletions(-)", report::files(rows.len()))
+}
+
+fn apply(of: &ChangesOf, paths: &[PathBuf], ours: &[PathBuf], with_guarded: bool) -> Result<u8, Error> {
+    let opened = open(of)?;
+    let layer = opened.layer(of.layer)?;
+    let (number, parts) = (layer.number, layer.about.parts.clone());
+    let wanted = Wanted { paths: opened.spots(paths, &parts)?, ours: opened.spots(ours, &parts)?, with_guarded };
+    let applied = apply::apply(opened.held()?, layer, &wanted, &Shipped::default())?;
+    report::applied(&applied, &parts);
+    if applied.nothing {
+        return Err(Error::new(Kind::Finding, format!("nothing was applied: {} refused", report::files(applied.refused.len())))
+            .hint("`changes apply --ours PATH` takes the layer's version, `changes discard PATH` keeps the host's")
+            .hint("`changes apply PATH...` applies what is named and can be"));
+    }
+    let left = if applied.left { format!("; the rest waits in layer {number}") } else { String::new() };
+    output::complain(&format!("{} applied{left}", report::files(applied.done)));
+    Ok(u8::from(!applied.refused.is_empty()))
+}
+
+fn discard(of: &ChangesOf, paths: &[PathBuf]) -> Result<u8, Error> {
+    let opened = open(of)?;
+    let layer = opened.layer(of.layer)?;
+    let paths = opened.spots(paths, &layer.about.parts)?;
+    let gone = apply::discard(opened.held()?, layer, &paths)?;
+    if gone == 0 && !paths.is_empty() {
+        return Err(Error::usage("no changes lie there").hint("`hermes-sandbox changes diff --name-only` names those that wait"));
+    }
+    output::complain(&format!("{} discarded", report::files(gone)));
+    Ok(0)
+}
+
+fn rollback(of: &ChangesOf, number: Option<u32>, dry_run: bool) -> Result<u8, Error> {
+    let opened = open(of)?;
+    let held = opened.held()?;
+    for found in layer::find(&held.tree) {
+        match found {
+            Found::Busy(number) => {
+                return Err(Error::setup(format!("a sandbox has layer {number} of {}", output::path(&opened.workspace)))
+                    .hint("wait for it to end, or end it; then do it again"));
+            }
+            Found::Free(layer) => drop(tidy(layer, &held.tree)?),
+        }
+    }
+    let back = Checkpoint::open(&held.tree, number)?;
+    let parts = back.parts(&held.tree);
+    let others = open_others(&parts)?;
+    let roots: Vec<&Root> = std::iter::once(&held.tree.root).chain(&others).collect();
+    let hidden = opened.caller.state_dir.as_deref();
+    let (wishes, way) = back.way(&parts, &roots, hidden)?;
+    for (path, kind) in &way.left {
+        output::complain(&format!("{}: a {kind} is not brought back", output::path(path)));
+    }
+    if dry_run {
+        let line = |word: &str, path: &PathBuf| format!("{word} {}\n", output::path(path));
+        let text: String = way.restored.iter().map(|path| line("restore", path)).collect::<String>()
+            + &way.removed.iter().map(|path| line("remove ", path)).collect::<String>();
+        output::print(&text)?;
+        return Ok(0);
+    }
+    if wishes.is_empty() {
+        output::complain(&format!("nothing has changed since checkpoint {}", back.number));
+        return Ok(0);
+    }
+    let undo = checkpoint::take(held, &parts, &roots, hidden)?;
+    let journal = checkpoint::begin(held, &parts, &roots, wishes)?;
+    let failed = apply::complete(&held.tree, journal)?;
+    report::recovered(&failed, &parts);
+    output::complain(&format!(
+        "back at checkpoint {}: {} restored, {} removed; `changes rollback {}` undoes that",
+        back.number,
+        way.restored.len(),
+        way.removed.len(),
+        undo.number
+    ));
+    Ok(u8::from(!failed.is_empty()))
+}
+
+/// The trees besides the workspace, if they are still where they were.
+pub(super) fn open_others(parts: &[Part]) -> Result<Vec<Root>, Error> {
+    let open = |part: &Part| {
+        let root = Root::open(&part.path)
+            .map_err(|errno| Error::setup(format!("cannot open {}: {}", output::path(&part.path), errno.desc())))?;
+        let stamp = super::node::Stamp::at(&root, Path::new("")).ok().flatten();
+        match stamp {
+            Some(stamp) if (stamp.dev, stamp.ino) == (part.dev, part.ino) => Ok(root),
+            _ => Err(Error::setup(format!("{} is no longer the directory that it was", output::path(&part.path)))),
+        }
+    };
+    parts.iter().skip(1).map(open).collect()
+}

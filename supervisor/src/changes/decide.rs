@@ -1,0 +1,247 @@
+//! Which changes of a layer may go to the host, and why the others may not.
+
+use std::collections::BTreeSet;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::AtFlags;
+use nix::unistd::{AccessFlags, faccessat};
+
+use super::guarded::Guarded;
+use super::journal::Spot;
+use super::layer::Ground;
+use super::node::{self, Kind, Stamp};
+use super::order;
+use super::scan::{COARSE, Change, Scan, same_things};
+
+/// Files that are looked into for a decision.
+const SHORT: u64 = 1 << 20;
+
+/// What was asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Wanted {
+    /// Files and directories; none means all.
+    pub(crate) paths: Vec<Spot>,
+    /// Where the layer's version goes over what the host has now.
+    pub(crate) ours: Vec<Spot>,
+    /// Also what tools of the host obey.
+    pub(crate) with_guarded: bool,
+}
+
+/// What is to be done with each change.
+#[derive(Debug, Default)]
+pub(crate) struct Decision<'a> {
+    /// Goes to the host.
+    pub(crate) go: Vec<&'a Change>,
+    /// Would go, but the host has changed the same path, or does not let it be changed: what to say.
+    pub(crate) refused: Vec<(&'a Change, String)>,
+    /// Waits for `--with-guarded`, and why.
+    pub(crate) guarded: Vec<(&'a Change, String)>,
+    /// Never goes, and why.
+    pub(crate) never: Vec<(&'a Change, &'static str)>,
+    /// Already so on the host, or of no use to it: taken out of the layer without a word.
+    pub(crate) moot: Vec<&'a Change>,
+    /// Was not asked for.
+    pub(crate) rest: Vec<&'a Change>,
+}
+
+/// Is `path` of a part one of `wanted` or below one?
+pub(crate) fn covered(wanted: &[Spot], part: usize, path: &Path) -> bool {
+    wanted.iter().any(|wanted| wanted.part == part && path.starts_with(&wanted.path))
+}
+
+/// Decides about every change.
+pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, guard: &dyn Guarded) -> Decision<'a> {
+    let mut decision = Decision::default();
+    let asked = |change: &Change| {
+        let named = |spots: &[Spot]| covered(spots, change.part, &change.path);
+        wanted.paths.is_empty() || named(&wanted.paths) || named(&wanted.ours)
+    };
+    let mut needed: BTreeSet<Spot> = BTreeSet::new();
+    for change in scan.changes.iter().filter(|change| asked(change)) {
+        needed.extend(change.path.ancestors().skip(1).map(|path| Spot { part: change.part, path: path.to_owned() }));
+    }
+    for change in &scan.changes {
+        // A directory that what was asked for lies in is needed too.
+        let made = change.after.is_some_and(|after| after.is_directory()) && change.before.is_none();
+        let spot = || Spot { part: change.part, path: change.path.clone() };
+        let wanted_too = made && needed.contains(&spot());
+        if !asked(change) && !wanted_too {
+            decision.rest.push(change);
+            continue;
+        }
+        let ground = &grounds[change.part];
+        if order::is_lock(&change.path, change.part > 0) {
+            decision.moot.push(change);
+        } else if let Some(why) = never(change) {
+            decision.never.push((change, why));
+        } else if let Some(why) = guarded(change, ground, guard).filter(|_| !wanted.with_guarded) {
+            decision.guarded.push((change, why));
+        } else if let Some(why) = forbidden(change, ground) {
+            decision.refused.push((change, why));
+        } else {
+            match collision(change).filter(|_| !covered(&wanted.ours, change.part, &change.path)) {
+                Some(_) if agreed(change, ground) => decision.moot.push(change),
+                Some(why) => decision.refused.push((change, why)),
+                None => decision.go.push(change),
+            }
+        }
+    }
+    hold_back(&mut decision);
+    decision
+}
+
+/// A directory that something stays in cannot go, nor make room for something else.
+fn hold_back(decision: &mut Decision<'_>) {
+    let staying = decision.refused.iter().map(|(change, _)| *change).chain(decision.rest.iter().copied());
+    let staying: Vec<(usize, PathBuf)> = staying.map(|change| (change.part, change.path.clone())).collect();
+    let (stay, go): (Vec<&Change>, Vec<&Change>) = decision.go.iter().partition(|change| {
+        change.before.is_some_and(|before| before.is_directory())
+            && !change.after.is_some_and(|after| after.is_directory())
+            && staying.iter().any(|(part, path)| *part == change.part && path.starts_with(&change.path))
+    });
+    decision.go = go;
+    decision.refused.extend(stay.into_iter().map(|change| (change, "something in it stays".to_owned())));
+}
+
+fn never(change: &Change) -> Option<&'static str> {
+    match change.after?.kind() {
+        Kind::Fifo => Some("a FIFO is not carried over"),
+        Kind::Socket => Some("a socket is not carried over"),
+        Kind::Device => Some("a device node is never carried over"),
+        Kind::File | Kind::Directory | Kind::Symlink => None,
+    }
+}
+
+fn guarded(change: &Change, ground: &Ground, guard: &dyn Guarded) -> Option<String> {
+    // What is gone executes nothing.
+    let after = change.after?;
+    if after.is_directory() {
+        return None;
+    }
+    let read = |root, stamp: Option<Stamp>| match stamp?.kind() {
+        Kind::File => node::content(root, &change.path, SHORT).ok().flatten(),
+        Kind::Symlink => node::target(root, &change.path).ok().map(|to| to.as_os_str().as_bytes().to_vec()),
+        _ => None,
+    };
+    // The rules name places below a workspace; a git directory outside is one as if it lay in it.
+    let path = if change.part == 0 { change.path.clone() } else { Path::new(".git").join(&change.path) };
+    let before = read(&ground.lower, change.before);
+    guard.why(&path, before.as_deref(), read(&ground.upper, Some(after)).as_deref())
+}
+
+/// Has the host the very thing by now?
+fn agreed(change: &Change, ground: &Ground) -> bool {
+    match (change.before, change.after) {
+        (Some(before), Some(after)) => {
+            before.mode == after.mode && same_things(&ground.lower, &before, &ground.upper, &after, &change.path)
+        }
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+/// Has the host changed the path since the layer's version began? The three sides, for people.
+fn collision(change: &Change) -> Option<String> {
+    let yours = |stamp: Option<Stamp>| match stamp {
+        None => "deleted".to_owned(),
+        Some(stamp) => describe(&stamp),
+    };
+    let told = |host: String| Some(format!("host: {host}; in the layer: {}", yours(change.after)));
+    match (change.before, change.orphaned) {
+        (None, true) => told("deleted since the sandbox began".to_owned()),
+        // What is in a directory is judged by itself, and changes the directory's time.
+        (Some(before), _) if before.is_directory() => {
+            let new = before.born != 0 && before.born >= change.since - COARSE;
+            new.then(|| told("made since the sandbox began, now a directory".to_owned())).flatten()
+        }
+        (Some(before), _) if before.changed >= change.since - COARSE => {
+            let how = if before.born != 0 && before.born >= change.since - COARSE { "made" } else { "changed" };
+            told(format!("{how} since the sandbox began, now {}", describe(&before)))
+        }
+        _ => None,
+    }
+}
+
+fn describe(stamp: &Stamp) -> String {
+    match stamp.kind() {
+        Kind::File => format!("a file of {} bytes, mode {:o}", stamp.size, stamp.permissions()),
+        Kind::Directory => format!("a directory, mode {:o}", stamp.permissions()),
+        kind => format!("a {}", kind.word()),
+    }
+}
+
+/// Would the host refuse it? Asked before anything is touched, so that all or nothing is done.
+fn forbidden(change: &Change, ground: &Ground) -> Option<String> {
+    if change.before.is_some_and(|before| before.immutable) {
+        return Some("it is immutable or append-only on the host (see lsattr)".to_owned());
+    }
+    let parent = change.path.ancestors().skip(1).find_map(|at| Some((at, Stamp::at(&ground.lower, at).ok().flatten()?)));
+    let (at, around) = parent?;
+    if around.immutable {
+        return Some("its directory is immutable on the host (see lsattr)".to_owned());
+    }
+    if !around.is_directory() {
+        return None;
+    }
+    let tree = Stamp::at(&ground.lower, Path::new("")).ok().flatten()?;
+    if around.mount != tree.mount || change.before.is_some_and(|before| before.mount != tree.mount) {
+        return Some("another file system is mounted there on the host".to_owned());
+    }
+    let directory = ground.lower.at(at, nix::fcntl::OFlag::O_PATH, nix::sys::stat::Mode::empty()).ok()?;
+    match faccessat(&directory, ".", AccessFlags::W_OK | AccessFlags::X_OK, AtFlags::AT_EACCESS) {
+        Ok(()) => None,
+        // Its owner can give himself the right, and take it again.
+        Err(Errno::EACCES) if around.uid == nix::unistd::geteuid().as_raw() => None,
+        Err(errno) => Some(format!("its directory cannot be written: {}", errno.desc())),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn stamp(mode: u32, changed: super::super::node::Time) -> Stamp {
+        Stamp {
+            dev: 1,
+            ino: 1,
+            mode,
+            uid: 0,
+            gid: 0,
+            size: 3,
+            space: 0,
+            modified: 0,
+            changed,
+            born: 0,
+            mount: 1,
+            immutable: false,
+            device: (0, 0),
+        }
+    }
+
+    fn change(before: Option<Stamp>, after: Option<Stamp>, orphaned: bool) -> Change {
+        Change { part: 0, path: "f".into(), before, after, since: 1_000_000_000, orphaned }
+    }
+
+    #[test]
+    fn a_collision_is_a_change_by_the_host_after_the_sandbox_began() {
+        let file = 0o100_644;
+        let now = Some(stamp(file, 2_000_000_000));
+        assert!(collision(&change(Some(stamp(file, 500_000_000)), now, true)).is_none());
+        assert!(collision(&change(Some(stamp(file, 990_000_000)), now, true)).is_some(), "a coarse clock");
+        assert!(collision(&change(Some(stamp(file, 3_000_000_000)), None, true)).unwrap().contains("in the layer: deleted"));
+        assert!(collision(&change(None, now, true)).unwrap().starts_with("host: deleted"));
+        assert!(collision(&change(None, now, false)).is_none(), "a new file");
+    }
+
+    #[test]
+    fn what_cannot_be_carried_over_is_named() {
+        for (mode, word) in [(0o010_644, "FIFO"), (0o140_755, "socket"), (0o020_600, "device")] {
+            assert!(never(&change(None, Some(stamp(mode, 0)), false)).unwrap().contains(word));
+        }
+        assert_eq!(never(&change(None, Some(stamp(0o100_644, 0)), false)), None);
+        assert_eq!(never(&change(Some(stamp(0o010_644, 0)), None, true)), None, "its removal");
+    }
+}

