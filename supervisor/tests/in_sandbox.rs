@@ -7,6 +7,8 @@
 mod args;
 #[path = "../src/beneath.rs"]
 mod beneath;
+#[path = "../src/changes/mod.rs"]
+mod changes;
 #[path = "../src/confined.rs"]
 mod confined;
 #[path = "../src/engine.rs"]
@@ -38,6 +40,8 @@ mod state;
 mod stdio;
 #[path = "../src/supervise.rs"]
 mod supervise;
+#[path = "../src/table.rs"]
+mod table;
 #[path = "../src/terminal.rs"]
 mod terminal;
 #[path = "../src/usage.rs"]
