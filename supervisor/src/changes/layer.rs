@@ -255,13 +255,18 @@ pub(crate) struct Ground {
     pub(crate) upper: Root,
 }
 
-/// Can upper layers over `workspace` lie in the state directory? Leaves nothing behind.
+/// Can upper layers over `workspace` lie in the state directory? Leaves nothing behind but the answer.
 pub(crate) fn probe(state_dir: &Path, workspace: &Path) -> Probe {
     let failed = |at: &Path, errno: Errno| Probe::Fails(StepError::on(Step::Overlay, at, errno));
     let real = state_dir.ancestors().find_map(|at| std::fs::canonicalize(at).ok());
     if real.is_some_and(|real| real.starts_with(workspace)) {
         // An upper layer below its own lower one; the kernel's own answer to it.
         return failed(state_dir, Errno::ELOOP);
+    }
+    // What was found holds for this boot and this file system.
+    let (known, key) = (state_dir.join("layers-work"), boot_and_device(state_dir));
+    if key.is_some() && std::fs::read(&known).ok() == key {
+        return Probe::Works;
     }
     // The directory itself is only made for a start.
     let place = state_dir.ancestors().find(|at| at.is_dir()).unwrap_or(Path::new("/"));
@@ -270,10 +275,20 @@ pub(crate) fn probe(state_dir: &Path, workspace: &Path) -> Probe {
         Ok(made) => {
             let answer = hermes_backends::probe::overlay_in(made.path(), workspace);
             let _ = scratch::empty(made.path());
+            if let (Probe::Works, Some(key)) = (&answer, key) {
+                // A measurement that cannot be kept costs time, nothing else.
+                let _ = std::fs::write(known, key);
+            }
             answer
         }
         Err(e) => failed(place, Errno::from_raw(e.raw_os_error().unwrap_or(0))),
     }
+}
+
+fn boot_and_device(state_dir: &Path) -> Option<Vec<u8>> {
+    let meta = std::fs::symlink_metadata(state_dir).ok().filter(std::fs::Metadata::is_dir)?;
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(format!("{} {:x}", boot.trim(), meta.dev()).into_bytes())
 }
 
 #[cfg(test)]

@@ -436,3 +436,16 @@ fn holes_stay_holes() {
     std::os::unix::fs::FileExt::read_exact_at(&std::fs::File::open(&sparse).unwrap(), &mut middle, 5 << 30).unwrap();
     assert_eq!(&middle, b"middle");
 }
+
+#[test]
+fn nobody_knows_who_changed_the_mode_of_a_directory() {
+    let world = World::new();
+    let upper = world.overlaid();
+    let chmod = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    // The layer has the directory with the mode that it had; the host takes a right away since.
+    chmod(&upper.join("again"), 0o755);
+    chmod(&world.ws().join("again"), 0o700);
+    let applied = world.apply(&Wanted { paths: vec![spot("again")], ..Wanted::default() });
+    assert!(applied.refused.iter().any(|(spot, _)| spot.path == Path::new("again")), "{applied:?}");
+    assert_eq!(std::fs::metadata(world.ws().join("again")).unwrap().mode() & 0o777, 0o700);
+}
