@@ -217,6 +217,7 @@ mod tests {
             changed,
             born: 0,
             mount: 1,
+            names: 1,
             immutable: false,
             device: (0, 0),
         }

@@ -40,6 +40,8 @@ pub(crate) struct About {
     pub(crate) parts: Vec<Part>,
     /// When each sandbox with this layer began.
     pub(crate) begun: Vec<Time>,
+    /// When changes of it were last applied; 0 for never. That changes directories of the host, too.
+    pub(crate) applied: Time,
 }
 
 /// A layer that nobody else has.
@@ -187,8 +189,14 @@ impl Layer {
             // What the merged root shows.
             std::fs::set_permissions(part.join("upper"), Permissions::from_mode(*mode))?;
         }
-        let about = About { parts: parts.into_iter().map(|(part, _)| part).collect(), begun: Vec::new() };
+        let about = About { parts: parts.into_iter().map(|(part, _)| part).collect(), begun: Vec::new(), applied: 0 };
         Ok(Self { number, dir, about, lock })
+    }
+
+    /// Notes that changes of it were applied.
+    pub(crate) fn note_applied(&mut self, tree: &Tree) -> Result<(), Error> {
+        self.about.applied = now();
+        store(&self.dir.join("about"), &self.about).map_err(|e| refuse(tree, &e))
     }
 
     /// Notes that a sandbox begins with it.

@@ -55,6 +55,9 @@ impl World {
             write(&world.ws().join(path), &format!("host {path}\n"));
         }
         symlink("keep", world.ws().join("link")).unwrap();
+        // Names of one file, which change its time when they go.
+        std::fs::hard_link(world.ws().join("gone"), world.ws().join("dir/gone too")).unwrap();
+        std::fs::hard_link(world.ws().join("gone"), world.ws().join("again/gone too")).unwrap();
         world
     }
 
@@ -129,7 +132,18 @@ fn expected(world: &World) -> Picture {
     let file = |mode: u32, text: &str| (0o100_000 | mode, text.as_bytes().to_vec());
     let usual = picture(&world.ws())[Path::new("keep")].0 & 0o777;
     let directory = after[Path::new("dir")].0;
-    for gone in ["gone", "dir", "dir/a", "dir/deep", "dir/deep/b", "again/old", "again/in/older", "to-file/x"] {
+    for gone in [
+        "gone",
+        "dir",
+        "dir/a",
+        "dir/deep",
+        "dir/deep/b",
+        "dir/gone too",
+        "again/gone too",
+        "again/old",
+        "again/in/older",
+        "to-file/x",
+    ] {
         after.remove(Path::new(gone)).unwrap();
     }
     let mut put = |path: &str, node| drop(after.insert(path.into(), node));
