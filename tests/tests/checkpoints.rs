@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-use hermes_tests::{Outcome, Sandbox, TreeSnapshot, is_root, need, run_to_end, skip};
+use hermes_tests::{Outcome, PYTHON, Sandbox, TreeSnapshot, fixture, is_root, need, run_to_end, skip};
 
 fn changes(sandbox: &Sandbox, words: &[&str]) -> Outcome {
     run_to_end(sandbox.hermes().arg("changes").args(words))
@@ -102,4 +102,23 @@ fn the_store_cannot_be_reached_from_inside() {
     sandbox.sh("true").ok();
     assert!(state.join("trees").is_dir());
     sandbox.sh(&format!("rm f; grep -r CANARY '{}' 2>&1; echo END", state.display())).ok().says("END").never_says("stored");
+}
+
+#[test]
+fn random_sessions_are_undone() {
+    let session = fs::read_to_string(fixture("session.py")).unwrap();
+    for seed in 0..12 {
+        let sandbox = Sandbox::new().flags(["--checkpoint"]);
+        for path in ["a", "b/a", "b/c/d", "e/f/g", "e/h", "c/a/b/c"] {
+            sandbox.write(path, format!("host {path}\n"));
+        }
+        symlink("a", sandbox.workspace.join("link")).unwrap();
+        let before = sandbox.plain_python(&session);
+        let inside = sandbox.run([PYTHON, "-c", &session, &seed.to_string()]);
+        assert_ne!(before.out(), inside.ok().out(), "seed {seed} changes something");
+        changes(&sandbox, &["rollback"]).ok();
+        assert_eq!(before.ok().out(), sandbox.plain_python(&session).out(), "seed {seed}");
+        changes(&sandbox, &["rollback"]).ok();
+        assert_eq!(inside.out(), sandbox.plain_python(&session).out(), "seed {seed}: and back again");
+    }
 }

@@ -69,13 +69,14 @@ pub(crate) fn complete(tree: &Tree, journal: Journal) -> Result<Failed, Error> {
     let roots: Vec<&Root> = std::iter::once(&tree.root).chain(&others).collect();
     let failed = journal.execute(tree, &roots)?;
     if let Some(number) = journal.aftermath.layer
-        && let Some(layer) = free(tree, number)
+        && let Some(mut layer) = free(tree, number)
     {
         let settled = |spot: &&Spot| !failed.contains_key(spot);
         let settled: Vec<&Spot> = journal.aftermath.settled.iter().filter(settled).collect();
         let unsettled = failed.keys().chain(&journal.aftermath.open_deletions);
         let open: Vec<&Spot> = unsettled.collect();
         take_out(&layer, tree, &settled, &open)?;
+        layer.note_applied(tree)?;
         tidy(layer, tree)?;
     }
     journal.finish(tree)?;

@@ -151,8 +151,9 @@ fn collision(change: &Change) -> Option<String> {
     let told = |host: String| Some(format!("host: {host}; in the layer: {}", yours(change.after)));
     match (change.before, change.orphaned) {
         (None, true) => told("deleted since the sandbox began".to_owned()),
-        // What is in a directory is judged by itself, and changes the directory's time.
-        (Some(before), _) if before.is_directory() => {
+        // What is in a directory is judged by itself, and changes the directory's time. Of a mode nothing else tells who
+        // changed it.
+        (Some(before), _) if before.is_directory() && !change.after.is_some_and(|after| after.is_directory()) => {
             let new = before.born != 0 && before.born >= change.since - COARSE;
             new.then(|| told("made since the sandbox began, now a directory".to_owned())).flatten()
         }
@@ -216,6 +217,7 @@ mod tests {
             changed,
             born: 0,
             mount: 1,
+            names: 1,
             immutable: false,
             device: (0, 0),
         }

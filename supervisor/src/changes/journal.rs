@@ -363,7 +363,7 @@ impl Journal {
                 if *replaced && now.kind() != before.kind() {
                     return Ok(());
                 }
-                if !now.same(before) {
+                if !now.still(before) {
                     return Err(Refused::Changed);
                 }
                 let (parent, name) = root.parent(&entry.path)?;
@@ -389,7 +389,7 @@ impl Journal {
                 let Some(waiting) = Stamp::of(stage, OsStr::new(&staged))? else { return Ok(()) };
                 match (before, &now) {
                     (None, None) => {}
-                    (Some(before), Some(now)) if now.same(before) => {}
+                    (Some(before), Some(now)) if now.still(before) => {}
                     _ => return Err(Refused::Changed),
                 }
                 let (parent, name) = root.parent(&entry.path)?;

@@ -40,6 +40,8 @@ pub(crate) struct About {
     pub(crate) parts: Vec<Part>,
     /// When each sandbox with this layer began.
     pub(crate) begun: Vec<Time>,
+    /// When changes of it were last applied; 0 for never. That changes directories of the host, too.
+    pub(crate) applied: Time,
 }
 
 /// A layer that nobody else has.
@@ -187,8 +189,14 @@ impl Layer {
             // What the merged root shows.
             std::fs::set_permissions(part.join("upper"), Permissions::from_mode(*mode))?;
         }
-        let about = About { parts: parts.into_iter().map(|(part, _)| part).collect(), begun: Vec::new() };
+        let about = About { parts: parts.into_iter().map(|(part, _)| part).collect(), begun: Vec::new(), applied: 0 };
         Ok(Self { number, dir, about, lock })
+    }
+
+    /// Notes that changes of it were applied.
+    pub(crate) fn note_applied(&mut self, tree: &Tree) -> Result<(), Error> {
+        self.about.applied = now();
+        store(&self.dir.join("about"), &self.about).map_err(|e| refuse(tree, &e))
     }
 
     /// Notes that a sandbox begins with it.
@@ -255,13 +263,18 @@ pub(crate) struct Ground {
     pub(crate) upper: Root,
 }
 
-/// Can upper layers over `workspace` lie in the state directory? Leaves nothing behind.
+/// Can upper layers over `workspace` lie in the state directory? Leaves nothing behind but the answer.
 pub(crate) fn probe(state_dir: &Path, workspace: &Path) -> Probe {
     let failed = |at: &Path, errno: Errno| Probe::Fails(StepError::on(Step::Overlay, at, errno));
     let real = state_dir.ancestors().find_map(|at| std::fs::canonicalize(at).ok());
     if real.is_some_and(|real| real.starts_with(workspace)) {
         // An upper layer below its own lower one; the kernel's own answer to it.
         return failed(state_dir, Errno::ELOOP);
+    }
+    // What was found holds for this boot and this file system.
+    let (known, key) = (state_dir.join("layers-work"), boot_and_device(state_dir));
+    if key.is_some() && std::fs::read(&known).ok() == key {
+        return Probe::Works;
     }
     // The directory itself is only made for a start.
     let place = state_dir.ancestors().find(|at| at.is_dir()).unwrap_or(Path::new("/"));
@@ -270,10 +283,20 @@ pub(crate) fn probe(state_dir: &Path, workspace: &Path) -> Probe {
         Ok(made) => {
             let answer = hermes_backends::probe::overlay_in(made.path(), workspace);
             let _ = scratch::empty(made.path());
+            if let (Probe::Works, Some(key)) = (&answer, key) {
+                // A measurement that cannot be kept costs time, nothing else.
+                let _ = std::fs::write(known, key);
+            }
             answer
         }
         Err(e) => failed(place, Errno::from_raw(e.raw_os_error().unwrap_or(0))),
     }
+}
+
+fn boot_and_device(state_dir: &Path) -> Option<Vec<u8>> {
+    let meta = std::fs::symlink_metadata(state_dir).ok().filter(std::fs::Metadata::is_dir)?;
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(format!("{} {:x}", boot.trim(), meta.dev()).into_bytes())
 }
 
 #[cfg(test)]

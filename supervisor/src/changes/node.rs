@@ -37,6 +37,8 @@ pub(crate) struct Stamp {
     /// When it was made; 0 where the file system does not say.
     pub(crate) born: Time,
     pub(crate) mount: u64,
+    /// How many names it has.
+    pub(crate) names: u32,
     /// `chattr +i` or `+a`.
     pub(crate) immutable: bool,
     /// Device number, of a device.
@@ -91,6 +93,7 @@ impl Stamp {
             changed: time(found.stx_ctime),
             born: if has(StatxFlags::BTIME) { time(found.stx_btime) } else { 0 },
             mount: if has(StatxFlags::MNT_ID) { found.stx_mnt_id } else { 0 },
+            names: found.stx_nlink,
             immutable: found.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND),
             device: (found.stx_rdev_major, found.stx_rdev_minor),
         }))
@@ -126,6 +129,12 @@ impl Stamp {
     /// The permission bits.
     pub(crate) fn permissions(&self) -> u32 {
         self.mode & 0o7777
+    }
+
+    /// As [`Stamp::same`], while names of the same file come and go: that changes its time.
+    pub(crate) fn still(&self, before: &Self) -> bool {
+        let untimed = Self { changed: before.changed, ..*self };
+        self.same(before) || (before.names > 1 && self.modified == before.modified && untimed.same(before))
     }
 
     /// Has nobody touched it since `other` was taken? Of a directory only that it is the same one.

@@ -141,7 +141,7 @@ impl Walk<'_> {
         if stamp.is_directory() {
             open.push((path.to_owned(), None));
             if before.is_none_or(|before| before.mode != stamp.mode) {
-                self.push(path, before, Some(stamp), since, false);
+                self.push(path, before, Some(stamp), self.by_the_host(since), false);
             }
             return Ok(());
         }
@@ -162,10 +162,18 @@ impl Walk<'_> {
         let parent = path.parent().unwrap_or(Path::new(""));
         let merged = parent.as_os_str().is_empty() || mark(directory, None, ORIGIN).is_some();
         let touched = match Stamp::at(&self.ground.lower, parent) {
-            Ok(Some(around)) => around.changed >= since - COARSE,
+            Ok(Some(around)) => around.changed >= self.by_the_host(since) - COARSE,
             _ => true,
         };
         merged && touched && mark(directory, Some(name), ORIGIN).is_some()
+    }
+
+    /// From when on it was the host that changed a directory, and not an `apply`.
+    fn by_the_host(&self, since: Time) -> Time {
+        match self.layer.about.applied {
+            0 => since,
+            applied => since.max(applied + COARSE + 1),
+        }
     }
 
     fn push(&mut self, path: &Path, before: Option<Stamp>, after: Option<Stamp>, since: Time, orphaned: bool) {

@@ -55,6 +55,9 @@ impl World {
             write(&world.ws().join(path), &format!("host {path}\n"));
         }
         symlink("keep", world.ws().join("link")).unwrap();
+        // Names of one file, which change its time when they go.
+        std::fs::hard_link(world.ws().join("gone"), world.ws().join("dir/gone too")).unwrap();
+        std::fs::hard_link(world.ws().join("gone"), world.ws().join("again/gone too")).unwrap();
         world
     }
 
@@ -129,7 +132,18 @@ fn expected(world: &World) -> Picture {
     let file = |mode: u32, text: &str| (0o100_000 | mode, text.as_bytes().to_vec());
     let usual = picture(&world.ws())[Path::new("keep")].0 & 0o777;
     let directory = after[Path::new("dir")].0;
-    for gone in ["gone", "dir", "dir/a", "dir/deep", "dir/deep/b", "again/old", "again/in/older", "to-file/x"] {
+    for gone in [
+        "gone",
+        "dir",
+        "dir/a",
+        "dir/deep",
+        "dir/deep/b",
+        "dir/gone too",
+        "again/gone too",
+        "again/old",
+        "again/in/older",
+        "to-file/x",
+    ] {
         after.remove(Path::new(gone)).unwrap();
     }
     let mut put = |path: &str, node| drop(after.insert(path.into(), node));
@@ -435,4 +449,17 @@ fn holes_stay_holes() {
     let mut middle = [0; 6];
     std::os::unix::fs::FileExt::read_exact_at(&std::fs::File::open(&sparse).unwrap(), &mut middle, 5 << 30).unwrap();
     assert_eq!(&middle, b"middle");
+}
+
+#[test]
+fn nobody_knows_who_changed_the_mode_of_a_directory() {
+    let world = World::new();
+    let upper = world.overlaid();
+    let chmod = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    // The layer has the directory with the mode that it had; the host takes a right away since.
+    chmod(&upper.join("again"), 0o755);
+    chmod(&world.ws().join("again"), 0o700);
+    let applied = world.apply(&Wanted { paths: vec![spot("again")], ..Wanted::default() });
+    assert!(applied.refused.iter().any(|(spot, _)| spot.path == Path::new("again")), "{applied:?}");
+    assert_eq!(std::fs::metadata(world.ws().join("again")).unwrap().mode() & 0o777, 0o700);
 }

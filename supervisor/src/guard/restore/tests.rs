@@ -184,7 +184,8 @@ fn git_configuration_that_git_writes_just_now_stays() {
     assert_eq!((case.read(".git/config"), case.read(".git/config.lock")), (String::new(), "git's".into()));
 
     fs::remove_file(case.at(".git/config.lock")).unwrap();
-    let refused = shadow::under_lock(&case.tree, Path::new(".git/config"), |_| Err(io::ErrorKind::Interrupted.into())).unwrap_err();
+    let refused =
+        shadow::under_lock(&case.tree, Path::new(".git/config"), |_| Err(io::ErrorKind::Interrupted.into())).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::Interrupted);
     assert!(!case.at(".git/config.lock").exists() && case.read(".git/config").is_empty());
 }
