@@ -244,6 +244,7 @@ guarantees! {
     HiddenSurvivesReplacement = "hidden-survives-replacement", "A hidden path stays hidden when the host replaces or creates it while the sandbox runs.";
     MetadataConfined = "metadata-confined", "Modes, owners, times and attributes of files outside the grants cannot be changed or read.";
     CachesProtected = "caches-protected", "Tool caches can be used copy-on-write; the host's copies cannot be changed.";
+    FilesGuarded = "files-guarded", "What host tools run or obey later comes back from writable trees as it was.";
     WorkspaceOverlaid = "workspace-overlaid", "Changes to a copy-on-write workspace are kept apart until they are applied or discarded.";
     HomePrivate = "home-private", "The sandbox has a home, /tmp and /dev/shm of its own.";
     NetworkMediated = "network-mediated", "Nothing outside can be reached but through the policy's routes.";

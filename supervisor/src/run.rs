@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use hermes_profiles::Access;
+use hermes_profiles::{Access, Guarantee};
 
 use crate::args::RunArgs;
 use crate::changes::{self, Overlaid};
@@ -10,6 +10,7 @@ use crate::engine;
 use crate::error::Error;
 use crate::events::{Event, Log};
 use crate::guard::{self, Guards};
+use crate::output;
 use crate::prepare::{self, Prepared};
 
 /// Runs a command in a sandbox and returns the exit status.
@@ -67,7 +68,14 @@ fn settle(prepared: &Prepared, log: &mut Log) -> Result<(), Error> {
 
 /// Begins to guard what the run can write.
 fn begin_guards(prepared: &mut Prepared, command: &[OsString]) -> Result<Option<Guards>, Error> {
-    let guards = Guards::begin(&prepared.plan, &prepared.policy.guard, &prepared.caller, command)?;
+    let begun = Guards::begin(&prepared.plan, &prepared.policy.guard, &prepared.caller, command);
+    let guards = match begun {
+        Err(error) if prepared.policy.accepted.contains(&Guarantee::FilesGuarded) => {
+            output::complain(&format!("without {}: {error}", Guarantee::FilesGuarded));
+            None
+        }
+        begun => begun.map_err(|error| error.hint(format!("to run without: --accept-loss {}", Guarantee::FilesGuarded)))?,
+    };
     if let Some(shadow) = guards.as_ref().map(Guards::shadow).transpose()?.flatten() {
         engine::show_shadow(&mut prepared.plan, shadow);
     }

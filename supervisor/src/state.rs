@@ -14,6 +14,8 @@ use nix::sys::stat::Mode;
 use nix::unistd::geteuid;
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
+use hermes_profiles::Caller;
+
 use crate::beneath::Root;
 use crate::error::Error;
 use crate::output;
@@ -61,6 +63,23 @@ impl Tree {
             std::fs::write(&known_as, real.as_os_str().as_bytes()).map_err(|e| refuse(&known_as, &e.to_string()))?;
         }
         Ok(Some(Self { path: real, root, dev, state }))
+    }
+}
+
+/// Where the state of this caller is. A home that does not exist is not made, and neither is what `XDG_STATE_HOME` lies in.
+///
+/// # Errors
+/// There is no place for it.
+pub(crate) fn directory(caller: &Caller) -> Result<&Path, Error> {
+    let refuse = |why: String| Error::setup(why).hint("point XDG_STATE_HOME to a directory of yours");
+    let state = caller.state_dir.as_deref().ok_or_else(|| refuse("there is no home directory to keep state in".to_owned()))?;
+    let base = match &caller.home {
+        Some(home) if state.starts_with(home) => home.as_path(),
+        _ => state.parent().and_then(Path::parent).unwrap_or(Path::new("/")),
+    };
+    match base.is_dir() {
+        true => Ok(state),
+        false => Err(refuse(format!("cannot keep state in {}: {} is no directory", output::path(state), output::path(base)))),
     }
 }
 

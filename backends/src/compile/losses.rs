@@ -59,6 +59,13 @@ pub fn find(policy: &Policy, host: &Host, view: &View, plan: &Plan, choices: Cho
         Tier::Namespaces => namespaces(&mut losses, host, view, choices),
         Tier::Landlock => landlock(&mut losses, host, view),
     }
+    if plan.tier == Tier::Landlock {
+        losses.weaken(
+            Guarantee::FilesGuarded,
+            "without a mount namespace hooks and configuration of git cannot be shadowed: they are put aside when the run ends",
+            NAMESPACES_REMEDY,
+        );
+    }
     if !host.seccomp.works() {
         losses.lose(
             Guarantee::SyscallsFiltered,

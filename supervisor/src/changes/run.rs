@@ -17,7 +17,7 @@ use super::scan::scan;
 use crate::beneath::Root;
 use crate::error::Error;
 use crate::output;
-use crate::state::Tree;
+use crate::state::{self, Tree};
 
 /// Finishes what a killed `changes` command left in this workspace.
 pub(crate) fn settle(caller: &Caller, workspace: &Path) -> Result<(), Error> {
@@ -36,8 +36,8 @@ pub(crate) fn settle(caller: &Caller, workspace: &Path) -> Result<(), Error> {
 }
 
 fn hold(caller: &Caller, workspace: &Path) -> Result<Held, Error> {
-    let none = || Error::setup("there is no state directory").hint("set HOME or XDG_STATE_HOME to a directory of yours");
-    let state = caller.state_dir.as_ref().ok_or_else(none)?;
+    let state = state::directory(caller)?;
+    let none = || Error::setup(format!("nothing can be kept about {}", output::path(workspace)));
     let tree = Tree::open(state, workspace, true)?.ok_or_else(none)?;
     let (held, failed) = Held::new(tree)?;
     report::recovered(&failed, &[]);

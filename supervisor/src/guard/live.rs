@@ -222,7 +222,7 @@ impl Guards {
                 .with_aliases(&self.trees[index].1.aliases);
             let now = look(tree, &rules, Some(&old))?;
             let known = |git: &PathBuf| of_tree.repositories.iter().any(|repository| repository.git == *git);
-            let new: Vec<PathBuf> = now.git_dirs().into_iter().filter(|git| !known(git)).collect();
+            let new: Vec<PathBuf> = now.repositories().into_iter().filter(|git| !known(git)).collect();
             let bad: Vec<PathBuf> = new.iter().filter(|git| runs_something(&rules, &now, git)).cloned().collect();
             let path = tree.path.clone();
             let begun = take_away(&self.run, &self.record, tree, &rules, &self.trees[index].1, &now)?;

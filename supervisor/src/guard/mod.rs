@@ -129,9 +129,7 @@ impl Guards {
         if paths.is_empty() {
             return Ok(None);
         }
-        let state_dir = caller.state_dir.as_deref().ok_or_else(|| {
-            Error::setup("there is no home directory to keep in it what is put aside").hint("set HOME or XDG_STATE_HOME")
-        })?;
+        let state_dir = crate::state::directory(caller)?;
         let readable = readable(plan);
         let mut trees = Vec::with_capacity(paths.len());
         let mut records = Vec::with_capacity(paths.len());
@@ -237,7 +235,7 @@ impl Guards {
                 let tips = tips(&target);
                 record.repositories.push(Repository { git, tips, shadow: None, made_hooks: false });
             }
-            for git in now.git_dirs() {
+            for git in now.repositories() {
                 let tips = tips(&git);
                 let mut repository = Repository { git, tips, shadow: None, made_hooks: false };
                 if self.shadowing && (shadows as usize) < shadow::MOST {

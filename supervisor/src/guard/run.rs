@@ -103,7 +103,8 @@ impl Run {
                 Err(e) => return Err(e),
                 Ok(()) => {
                     let lock = File::open(&dir)?;
-                    lock.try_lock()?;
+                    // Another one may be looking whether we live.
+                    lock.lock()?;
                     return Ok(Self { dir, _lock: lock });
                 }
             }
@@ -122,7 +123,8 @@ impl Run {
             // It may end while we look.
             let Ok(lock) = File::open(&dir) else { continue };
             match lock.try_lock() {
-                Ok(()) if dir.exists() => dead.push(Run { dir, _lock: lock }),
+                // One without a record has run nothing, and may be about to begin.
+                Ok(()) if dir.join("record").exists() || is_old(&lock) => dead.push(Run { dir, _lock: lock }),
                 Ok(()) => {}
                 Err(_) => live.push(dir),
             }
@@ -171,6 +173,13 @@ impl Run {
     }
 }
 
+/// What was begun this long ago and has no record was given up.
+const FORSAKEN: Duration = Duration::from_secs(60);
+
+fn is_old(dir: &File) -> bool {
+    dir.metadata().and_then(|meta| meta.modified()).is_ok_and(|at| at.elapsed().is_ok_and(|age| age > FORSAKEN))
+}
+
 /// Waits until a process is gone. Returns whether it is.
 pub(crate) fn wait_for_death(init: (i32, u64)) -> bool {
     let end = Instant::now() + DYING;
@@ -210,6 +219,8 @@ mod tests {
         assert_eq!((dead.len(), live.len()), (0, 2));
         let Run { dir, _lock } = run;
         drop(_lock);
+        assert!(Run::others(state.path()).unwrap().0.is_empty(), "it may be about to begin");
+        std::fs::write(dir.join("record"), "").unwrap();
         let (mut dead, live) = Run::others(state.path()).unwrap();
         assert_eq!((dead.len(), live), (1, vec![second.dir.clone()]));
         assert_eq!(dead[0].dir, dir);

@@ -56,6 +56,8 @@ struct Dir {
     ctime: i64,
     /// The git directory that it is or lies in.
     git: Option<u32>,
+    /// Does git take it for one? One that is only called so may become one.
+    repository: bool,
     held: Vec<Held>,
     /// Symlinks that no rule names: (name, target).
     links: Vec<(Vec<u8>, Vec<u8>)>,
@@ -168,6 +170,12 @@ impl Snapshot {
     /// The git directories.
     pub(crate) fn git_dirs(&self) -> Vec<PathBuf> {
         let own = self.dirs.iter().zip(0..).filter(|(dir, index)| dir.git == Some(*index));
+        own.map(|(_, index)| self.path_of(index)).collect()
+    }
+
+    /// The git directories that git works with.
+    pub(crate) fn repositories(&self) -> Vec<PathBuf> {
+        let own = self.dirs.iter().zip(0..).filter(|(dir, _)| dir.repository);
         own.map(|(_, index)| self.path_of(index)).collect()
     }
 
@@ -423,7 +431,8 @@ impl<R: Rules> Walk<'_, R> {
         let entries = self.list(&fd)?;
         let index = self.dirs.len() as u32;
         let has = |wanted: &str| entries.iter().any(|entry| self.name(entry) == wanted.as_bytes());
-        let is_git = name == b".git" || (has("HEAD") && has("objects") && has("refs"));
+        let repository = has("HEAD") && has("objects") && has("refs");
+        let is_git = name == b".git" || repository;
         let git = if is_git { Some(index) } else { git };
         self.dirs.push(Dir {
             parent,
@@ -431,6 +440,7 @@ impl<R: Rules> Walk<'_, R> {
             ino: stat.st_ino,
             ctime: ctime(&stat),
             git,
+            repository,
             held: Vec::new(),
             links: Vec::new(),
         });
