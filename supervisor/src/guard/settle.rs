@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use hermes_profiles::guard::{self, Action, Check, Rule, Verdict, git_config};
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, RenameFlags, renameat2};
+use nix::fcntl::{AtFlags, OFlag, renameat};
 use nix::sys::stat::{Mode, SFlag};
 use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
@@ -23,7 +23,7 @@ use super::rules::TreeRules;
 use super::run::{Record, Run};
 use super::shadow::{TEMPORARY, place};
 use super::snapshot::{Change, Held, Is, LONGEST, Snapshot, Wanted, hold};
-use crate::beneath::{Root, by_descriptor, errno, kind};
+use crate::beneath::{Root, by_descriptor, errno, kind, rename_to_free};
 use crate::state::Tree;
 
 /// What is to be done about one change.
@@ -394,7 +394,7 @@ impl<'a> Settler<'a> {
 
     fn take_away(&self, parent: &OwnedFd, name: &std::ffi::OsStr, id: u64, entry: &Entry) -> io::Result<()> {
         let away = format!("{TEMPORARY}{}-{id}", self.about.run);
-        let take = || renameat2(parent, name, parent, away.as_str(), RenameFlags::RENAME_NOREPLACE);
+        let take = || rename_to_free(parent, name, parent, away.as_ref());
         let taken = take().or_else(|errno| match errno {
             Errno::EACCES => {
                 self.tree.root.make_writable(entry.path.parent().unwrap_or(Path::new("")))?;
@@ -412,13 +412,12 @@ impl<'a> Settler<'a> {
             SFlag::S_IFDIR if entry.what == What::Directory => {
                 let kept = self.quarantine.content_path(id);
                 let holder = Root::open(kept.parent().unwrap_or(Path::new("/")))?;
-                let no_replace = RenameFlags::RENAME_NOREPLACE;
-                return match renameat2(parent, away.as_str(), &holder, "directory", no_replace) {
+                return match rename_to_free(parent, away.as_ref(), &holder, "directory".as_ref()) {
                     // It stays on its file system, under a name that nothing looks for.
                     Err(Errno::EXDEV) => {
                         let mut beside = name.to_owned();
                         beside.push(format!(".put-aside-{id}"));
-                        renameat2(parent, away.as_str(), parent, beside.as_os_str(), no_replace)
+                        rename_to_free(parent, away.as_ref(), parent, &beside)
                     }
                     other => other,
                 }
@@ -426,7 +425,7 @@ impl<'a> Settler<'a> {
             }
             SFlag::S_IFDIR => {
                 // Somebody made a directory of that name since: it is not what was judged.
-                return renameat2(parent, away.as_str(), parent, name, RenameFlags::RENAME_NOREPLACE).map_err(Into::into);
+                return rename_to_free(parent, away.as_ref(), parent, name).map_err(Into::into);
             }
             SFlag::S_IFREG if entry.what == What::LongFile => self.keep_long(parent, &away, id)?,
             SFlag::S_IFREG => {
@@ -451,8 +450,7 @@ impl<'a> Settler<'a> {
         let root = Root::from_fd(parent.try_clone()?);
         // What has other names can be changed by them.
         let alone = root.stat(Path::new(away))?.st_nlink == 1;
-        let moved =
-            if alone { renameat2(parent, away, holder.as_fd(), "content", RenameFlags::empty()) } else { Err(Errno::EXDEV) };
+        let moved = if alone { renameat(parent, away, holder.as_fd(), "content") } else { Err(Errno::EXDEV) };
         match moved {
             Ok(()) => std::fs::set_permissions(&kept, Permissions::from_mode(0o600)),
             Err(Errno::EXDEV) => {
