@@ -35,8 +35,8 @@ enum Asked {
 pub(crate) struct Live {
     watch: Watch,
     asked: VecDeque<Asked>,
-    /// The last look at each tree.
-    looks: Vec<Snapshot>,
+    /// The last look at each tree, after the baseline's.
+    looks: Vec<Option<Snapshot>>,
     /// What init is to be asked for.
     wanted: Vec<Vec<Cover>>,
     /// What the host wrote itself, for each tree.
@@ -62,7 +62,7 @@ impl Guards {
                 watch.add_directory(&tree.path.join(holder));
             }
         }
-        let looks = self.trees.iter().map(|(_, baseline)| baseline.clone()).collect();
+        let looks = self.trees.iter().map(|_| None).collect();
         let asked = if covers.is_empty() { VecDeque::new() } else { VecDeque::from([Asked::Cover(covers)]) };
         self.live = Some(Live {
             watch,
@@ -215,12 +215,12 @@ impl Guards {
     fn sweep(&mut self) -> io::Result<()> {
         let begin = Instant::now();
         for index in 0..self.trees.len() {
-            let Some(old) = self.live.as_mut().map(|live| std::mem::take(&mut live.looks[index])) else { return Ok(()) };
+            let Some(old) = self.live.as_mut().map(|live| live.looks[index].take()) else { return Ok(()) };
             let (tree, _) = &self.trees[index];
             let of_tree = &self.record.trees[index];
             let rules = TreeRules::new(&self.record.rules, &tree.path, &of_tree.skips, &self.record.readable)
                 .with_aliases(&self.trees[index].1.aliases);
-            let now = look(tree, &rules, Some(&old))?;
+            let now = look(tree, &rules, Some(old.as_ref().unwrap_or(&self.trees[index].1)))?;
             let known = |git: &PathBuf| of_tree.repositories.iter().any(|repository| repository.git == *git);
             let new: Vec<PathBuf> = now.repositories().into_iter().filter(|git| !known(git)).collect();
             let bad: Vec<PathBuf> = new.iter().filter(|git| runs_something(&rules, &now, git)).cloned().collect();
@@ -233,7 +233,7 @@ impl Guards {
             }
             if let Some(live) = &mut self.live {
                 new.iter().for_each(|git| live.watch.add_git(index, &path, git));
-                live.looks[index] = now;
+                live.looks[index] = if now.renewed { Some(now) } else { old };
             }
         }
         if let Some(live) = &mut self.live {

@@ -328,9 +328,14 @@ fn pointers(now: &Snapshot) -> Vec<(PathBuf, PathBuf)> {
     leads.collect()
 }
 
-/// Programs in a directory of the caller's `PATH` are run by name, whatever they are called.
+/// The rules with what they mean on this machine. Programs in a directory of the caller's `PATH` are run by name, whatever they
+/// are called; and what a rule names may be reached through symlinks, while trees are known by their real paths.
 fn with_path(rules: &GuardRules, caller: &Caller, trees: &[(Tree, Snapshot)]) -> GuardRules {
     let mut rules = rules.clone();
+    for list in [&mut rules.add, &mut rules.allow, &mut rules.prevent, &mut rules.stage] {
+        let real: Vec<Selector> = list.iter().filter_map(real_selector).collect();
+        list.extend(real);
+    }
     for directory in caller.variable("PATH").into_iter().flat_map(std::env::split_paths) {
         let real = std::fs::canonicalize(&directory).unwrap_or(directory);
         if let Some(text) = real.to_str().filter(|_| trees.iter().any(|(tree, _)| real.starts_with(&tree.path))) {
@@ -338,6 +343,16 @@ fn with_path(rules: &GuardRules, caller: &Caller, trees: &[(Tree, Snapshot)]) ->
         }
     }
     rules
+}
+
+/// A selector whose directories, as far as they are plain names, are replaced by their real path; `None` when they are real.
+fn real_selector(selector: &Selector) -> Option<Selector> {
+    let Selector::Absolute(glob) = selector else { return None };
+    let plain = glob.find(['*', '?', '[', '{', '\\']).map_or(glob.as_str(), |at| &glob[..at]);
+    let (plain, _) = plain.rsplit_once('/').filter(|(plain, _)| !plain.is_empty())?;
+    let there = Path::new(plain).ancestors().find_map(|at| Some((at, std::fs::canonicalize(at).ok()?)));
+    let (at, real) = there.filter(|(at, real)| at != real)?;
+    Some(Selector::Absolute(format!("{}{}", escape_glob(real.to_str()?), &glob[at.as_os_str().len()..])))
 }
 
 /// A path as a glob that means it alone.

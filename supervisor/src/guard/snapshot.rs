@@ -7,6 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -271,6 +272,56 @@ fn path_of(dirs: &[Dir], index: u32) -> PathBuf {
     names.iter().rev().filter(|name| !name.is_empty()).collect()
 }
 
+/// What tells whether a directory is what it was.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    directory: bool,
+    dev: u64,
+    ino: u64,
+    ctime: i64,
+}
+
+impl Seen {
+    fn of(stat: &FileStat) -> Self {
+        Self { directory: kind(stat) == SFlag::S_IFDIR, dev: stat.st_dev, ino: stat.st_ino, ctime: ctime(stat) }
+    }
+}
+
+/// Directories from which on a second thread is worth its start.
+const MANY: usize = 4000;
+
+impl Snapshot {
+    /// Stats every directory again: one call each. A parent that is no directory any more is told by its own.
+    fn seen_again(&self, root: &Root) -> Vec<Result<Seen, Errno>> {
+        let root = root.as_fd();
+        let look = |from: usize, to: usize| {
+            let mut trail = Trail::default();
+            let mut seen = Vec::with_capacity(to - from);
+            for index in from..to {
+                let path = trail.to(&self.dirs, index);
+                let at = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+                let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
+                seen.push(nix::sys::stat::fstatat(root, at, flags).map(|stat| Seen::of(&stat)));
+            }
+            seen
+        };
+        let (all, half) = (self.dirs.len(), self.dirs.len() / 2);
+        if all < MANY {
+            return look(0, all);
+        }
+        std::thread::scope(|scope| {
+            let second = std::thread::Builder::new().spawn_scoped(scope, || look(half, all));
+            let mut seen = look(0, half);
+            match second.map(std::thread::ScopedJoinHandle::join) {
+                Ok(Ok(rest)) => seen.extend(rest),
+                // No thread is to be had.
+                _ => seen.extend(look(half, all)),
+            }
+            seen
+        })
+    }
+}
+
 impl Held {
     pub(crate) fn name(&self) -> &OsStr {
         OsStr::from_bytes(&self.name)
@@ -349,6 +400,7 @@ impl<R: Rules> Walk<'_, R> {
         // Where a directory of the old snapshot is in the new one.
         let mut moved: Vec<Option<u32>> = vec![None; old.dirs.len()];
         let mut path = Trail::default();
+        let seen = old.seen_again(self.root);
         for (index, dir) in old.dirs.iter().enumerate() {
             let parent = match dir.parent {
                 ROOT => ROOT,
@@ -358,15 +410,12 @@ impl<R: Rules> Walk<'_, R> {
                 },
             };
             let path = path.to(&old.dirs, index);
-            // One call: a parent that is no longer a directory was seen just before.
-            let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
-            let at = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-            let stat = match nix::sys::stat::fstatat(self.root, at, flags) {
-                Err(Errno::ENAMETOOLONG | Errno::EACCES) => self.root.stat(path),
-                other => other,
+            let stat = match seen[index] {
+                Err(Errno::ENAMETOOLONG | Errno::EACCES) => self.root.stat(path).map(|stat| Seen::of(&stat)),
+                seen => seen,
             };
             let stat = match stat {
-                Ok(stat) if kind(&stat) == SFlag::S_IFDIR && stat.st_dev == self.dev => stat,
+                Ok(stat) if stat.directory && stat.dev == self.dev => stat,
                 Ok(_) | Err(_) if parent != ROOT => {
                     self.renewed.set(true);
                     continue;
@@ -376,7 +425,7 @@ impl<R: Rules> Walk<'_, R> {
             };
             let git = dir.git.and_then(|git| if git as usize == index { None } else { moved[git as usize] });
             let settled = dir.ctime < old.taken - COARSE;
-            if (stat.st_ino, ctime(&stat)) == (dir.ino, dir.ctime) && settled {
+            if (stat.ino, stat.ctime) == (dir.ino, dir.ctime) && settled {
                 let new = self.dirs.len() as u32;
                 moved[index] = Some(new);
                 let git = if dir.git == Some(index as u32) { Some(new) } else { git };
@@ -384,7 +433,9 @@ impl<R: Rules> Walk<'_, R> {
                 for known in &dir.held {
                     held.extend(self.look(path, known, old.taken));
                 }
-                self.dirs.push(Dir { parent, git, held, ..dir.clone() });
+                let (name, links) = (dir.name.clone(), dir.links.clone());
+                let &Dir { ino, ctime, repository, .. } = dir;
+                self.dirs.push(Dir { parent, name, ino, ctime, git, repository, held, links });
                 continue;
             }
             let Ok(Some((new, git, below))) = self.read(parent, &dir.name, path, git, Some((dir, old.taken))) else { continue };
