@@ -39,6 +39,8 @@ pub(crate) struct Live {
     looks: Vec<Option<Snapshot>>,
     /// What init is to be asked for.
     wanted: Vec<Vec<Cover>>,
+    /// Does the record of the run survive a loss of power?
+    durable: bool,
     /// What the host wrote itself, for each tree.
     believed: Vec<Believed>,
     /// Configuration that we wrote for jobs, by tree and path: it is not the host's own word.
@@ -69,6 +71,7 @@ impl Guards {
             asked,
             looks,
             wanted: Vec::new(),
+            durable: false,
             believed: vec![Vec::new(); self.trees.len()],
             merged: BTreeMap::new(),
         });
@@ -214,6 +217,14 @@ impl Guards {
     /// Looks at all trees. A new repository whose hooks or configuration would run something is covered.
     fn sweep(&mut self) -> io::Result<()> {
         let begin = Instant::now();
+        if let Some(live) = self.live.as_mut().filter(|live| !live.durable) {
+            // A run that is over by now would only have waited for it.
+            live.durable = true;
+            for index in 0..self.trees.len() {
+                store::sync(&Run::baseline_path(&self.run.dir, index))?;
+            }
+            store::sync(&self.run.record_path())?;
+        }
         for index in 0..self.trees.len() {
             let Some(old) = self.live.as_mut().map(|live| live.looks[index].take()) else { return Ok(()) };
             let (tree, _) = &self.trees[index];

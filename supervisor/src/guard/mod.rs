@@ -460,7 +460,7 @@ fn distrust(of_tree: &TreeRecord, tree: &Tree) -> io::Result<()> {
     known.extend(new);
     let excess = known.len().saturating_sub(MOST_DISTRUSTED);
     known.drain(..excess);
-    store::write(&path, &known)
+    store::write_durably(&path, &known)
 }
 
 /// Leaves out what version control knew before the run.

@@ -137,13 +137,13 @@ impl Quarantine {
         }
         std::fs::write(last, id.to_string())?;
         // Last: an entry that can be read is whole.
-        store::write(&self.at(id, "entry"), entry)?;
+        store::write_durably(&self.at(id, "entry"), entry)?;
         Ok(id)
     }
 
     /// Changes what is known about an entry.
     pub(crate) fn update(&self, id: u64, entry: &Entry) -> io::Result<()> {
-        store::write(&self.at(id, "entry"), entry)
+        store::write_durably(&self.at(id, "entry"), entry)
     }
 
     /// All entries, oldest first.
@@ -202,7 +202,7 @@ impl Quarantine {
         if let Some(key) = key(rule, path, is, mode) {
             approved.0.insert(key);
         }
-        store::write(&self.state.join("approved"), &approved)
+        store::write_durably(&self.state.join("approved"), &approved)
     }
 }
 

@@ -7,13 +7,31 @@ use std::path::Path;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Writes `value` to `path`. Readers see the old file or the new one, after a loss of power too.
+/// Writes `value` to `path`. Readers see the old file or the new one, whenever we are killed.
+///
+/// It does not wait for the disk, which on a busy one takes longer than all else in a start: see [`sync`].
 pub(crate) fn write(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    replace(path, value, false)
+}
+
+/// As [`write`], and after a loss of power too.
+pub(crate) fn write_durably(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    replace(path, value, true)
+}
+
+/// Sees that what was written survives a loss of power.
+pub(crate) fn sync(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_data()
+}
+
+fn replace(path: &Path, value: &impl Serialize, durably: bool) -> io::Result<()> {
     let bytes = postcard::to_stdvec(value).map_err(io::Error::other)?;
     let directory = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let mut file = tempfile::NamedTempFile::new_in(directory)?;
     file.write_all(&bytes)?;
-    file.as_file().sync_data()?;
+    if durably {
+        file.as_file().sync_data()?;
+    }
     file.persist(path)?;
     Ok(())
 }
