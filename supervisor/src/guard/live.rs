@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hermes_backends::compile::shadow::LINKS;
 use hermes_backends::step::StepError;
@@ -47,9 +47,27 @@ pub(crate) struct Live {
     merged: BTreeMap<(usize, PathBuf), Vec<u8>>,
 }
 
+/// What a run is watched from.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    at: Instant,
+    covers: Vec<Cover>,
+    /// Init's answer, by index of the covers that failed.
+    failed: Option<Vec<u32>>,
+}
+
+/// A run that is over sooner is not watched: to give a watch back takes the kernel up to 20 ms, in which it waits for every
+/// processor to have seen that it is gone (fsnotify_destroy_group).
+const SHORT: Duration = Duration::from_millis(250);
+
 impl Guards {
-    /// Starts to watch, beside the first process. `covers` were asked for already.
-    pub(super) fn watch(&mut self, covers: Vec<Cover>) {
+    /// Watches from a little later on. `covers` were asked for already.
+    pub(super) fn watch_later(&mut self, covers: Vec<Cover>) {
+        let failed = covers.is_empty().then(Vec::new);
+        self.pending = Some(Pending { at: Instant::now() + SHORT, covers, failed });
+    }
+
+    fn watch(&mut self, Pending { covers, failed, .. }: Pending) {
         // Without a watch everything is found at the end.
         let Ok(mut watch) = Watch::new() else { return };
         for (index, ((tree, baseline), record)) in self.trees.iter().zip(&self.record.trees).enumerate() {
@@ -58,6 +76,7 @@ impl Guards {
                 watch.add_git(index, &tree.path, &repository.git);
                 if let Some(number) = repository.shadow {
                     watch.add_private(&Run::files(&self.run.dir, number), number);
+                    watch.changed(number);
                 }
             }
             for holder in baseline.holders() {
@@ -65,16 +84,33 @@ impl Guards {
             }
         }
         let looks = self.trees.iter().map(|_| None).collect();
-        let asked = if covers.is_empty() { VecDeque::new() } else { VecDeque::from([Asked::Cover(covers)]) };
         self.live = Some(Live {
             watch,
-            asked,
+            asked: VecDeque::new(),
             looks,
             wanted: Vec::new(),
             durable: false,
             believed: vec![Vec::new(); self.trees.len()],
             merged: BTreeMap::new(),
         });
+        match failed {
+            Some(failed) => self.take_over(&covers, &failed),
+            None => self.live.iter_mut().for_each(|live| live.asked.push_back(Asked::Cover(covers.clone()))),
+        }
+    }
+
+    /// What init covered before the watch began. Where the host has replaced a file since, the cover has come off.
+    fn take_over(&mut self, covers: &[Cover], failed: &[u32]) {
+        for (_, cover) in (0..).zip(covers).filter(|(index, _)| !failed.contains(index)) {
+            let Cover::Link { target, .. } = cover else { continue };
+            let Some((index, path)) = self.place(target) else { continue };
+            let (tree, baseline) = &self.trees[index];
+            let is_same = tree.root.stat(&path).is_ok_and(|stat| baseline.is_inode(&path, stat.st_ino));
+            match &mut self.live {
+                Some(live) if is_same => live.watch.covered(index, path),
+                _ => self.cover_again(index, &path),
+            }
+        }
     }
 
     /// Readable when there is something to do.
@@ -84,11 +120,15 @@ impl Guards {
 
     /// When there is something to do, if nothing happens before.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.live.as_ref().map(|live| live.watch.deadline())
+        let begins = self.pending.as_ref().map(|pending| pending.at);
+        self.live.as_ref().map(|live| live.watch.deadline()).or(begins)
     }
 
     /// Does what is to be done now. Returns what init is to cover.
     pub(crate) fn tick(&mut self) -> Result<Vec<Vec<Cover>>, Error> {
+        if let Some(pending) = self.pending.take_if(|pending| pending.at <= Instant::now()) {
+            self.watch(pending);
+        }
         while let Some(work) = self.live.as_mut().and_then(|live| live.watch.work()) {
             let done = match work {
                 Work::Merge(number) => self.merge(number),
@@ -112,6 +152,10 @@ impl Guards {
     pub(crate) fn covered(&mut self, failed: &[(u32, StepError)]) -> Result<(), Error> {
         if let Some((_, error)) = failed.first() {
             output::complain(&format!("some of the repositories' hooks and configurations are watched, not shadowed: {error}"));
+        }
+        if let Some(pending) = &mut self.pending {
+            pending.failed = Some(failed.iter().map(|(index, _)| *index).collect());
+            return Ok(());
         }
         let Some(asked) = self.live.as_mut().and_then(|live| live.asked.pop_front()) else { return Ok(()) };
         let (Asked::Cover(covers) | Asked::New { covers, .. }) = &asked;

@@ -52,6 +52,8 @@ pub(crate) struct Guards {
     trees: Vec<(Tree, Snapshot)>,
     shadowing: bool,
     live: Option<live::Live>,
+    /// What it will be watched from.
+    pending: Option<live::Pending>,
     /// What was put aside already.
     outcome: Outcome,
 }
@@ -160,7 +162,7 @@ impl Guards {
             trees: records,
             readable,
         };
-        Ok(Some(Self { run, record, trees, shadowing, live: None, outcome: Outcome::default() }))
+        Ok(Some(Self { run, record, trees, shadowing, live: None, pending: None, outcome: Outcome::default() }))
     }
 
     /// The two directories that jobs see instead of what is shadowed.
@@ -253,7 +255,7 @@ impl Guards {
             let absent = record.repositories.iter().filter(|repository| repository.made_hooks);
             absent.for_each(|repository| shadow::make_hooks(tree, &repository.git));
         }
-        self.watch(covers.clone());
+        self.watch_later(covers.clone());
         Ok(covers)
     }
 

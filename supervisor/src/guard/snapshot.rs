@@ -231,6 +231,15 @@ impl Snapshot {
         }
     }
 
+    /// Was this guarded entry this inode?
+    pub(crate) fn is_inode(&self, path: &Path, ino: u64) -> bool {
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let known = (0..self.dirs.len()).find(|index| self.path_of(*index as u32) == parent);
+        known.is_some_and(|index| {
+            self.dirs[index].held.iter().any(|held| Some(held.name()) == path.file_name() && held.ino == ino)
+        })
+    }
+
     /// Takes an entry as it is now for what was there at the look.
     pub(crate) fn believe(&mut self, path: &Path, now: Held) {
         let parent = path.parent().unwrap_or(Path::new(""));
