@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::args::{BringArgs, Quarantine as Action, QuarantineArgs};
+use crate::clock;
 use crate::error::Error;
 use crate::events::Log;
 use crate::guard::quarantine::{self, Entry, Stage, What};
@@ -131,7 +132,7 @@ fn list(opened: &Opened, json: bool) -> Result<u8, Error> {
     } else if found.is_empty() {
         output::print(EMPTY)?;
     } else {
-        let now = quarantine::now();
+        let now = clock::milliseconds();
         let sections: Vec<String> = found.iter().map(|(place, entries)| section(place, entries, now)).collect();
         output::print(&sections.join("\n"))?;
     }

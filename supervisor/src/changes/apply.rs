@@ -83,7 +83,7 @@ pub(crate) fn complete(tree: &Tree, journal: Journal) -> Result<Failed, Error> {
     Ok(failed)
 }
 
-fn free(tree: &Tree, number: u32) -> Option<Layer> {
+fn free(tree: &Tree, number: u64) -> Option<Layer> {
     layer::find(tree).into_iter().find_map(|found| match found {
         Found::Free(layer) if layer.number == number => Some(layer),
         _ => None,

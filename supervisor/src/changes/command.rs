@@ -79,7 +79,7 @@ fn open(of: &ChangesOf) -> Result<Opened, Error> {
 
 impl Opened {
     /// The layer that is meant.
-    fn layer(&self, number: Option<u32>) -> Result<Layer, Error> {
+    fn layer(&self, number: Option<u64>) -> Result<Layer, Error> {
         let workspace = output::path(&self.workspace);
         let found = self.held.iter().flat_map(|held| layer::find(&held.tree));
         let mut found: Vec<Found> = found.filter(|found| number.is_none_or(|number| number == found.number())).collect();
@@ -267,7 +267,7 @@ fn discard(of: &ChangesOf, paths: &[PathBuf]) -> Result<u8, Error> {
     Ok(0)
 }
 
-fn rollback(of: &ChangesOf, number: Option<u32>, dry_run: bool) -> Result<u8, Error> {
+fn rollback(of: &ChangesOf, number: Option<u64>, dry_run: bool) -> Result<u8, Error> {
     let opened = open(of)?;
     let held = opened.held()?;
     for found in layer::find(&held.tree) {

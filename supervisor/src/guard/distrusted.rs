@@ -3,9 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::history;
 use super::run::TreeRecord;
-use super::{history, store};
-use crate::state::Tree;
+use crate::state::{Tree, store};
 
 /// Commits, by git directory.
 #[derive(Debug, Default, serde::Serialize, serde::Deserialize)]

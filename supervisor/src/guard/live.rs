@@ -16,10 +16,10 @@ use super::settle::{About, Decision, Outcome, Settler, decide};
 use super::shadow::{self, Merge};
 use super::snapshot::{Change, Is, LONGEST, Snapshot, Wanted, hold};
 use super::watch::{Watch, Work};
-use super::{Guards, TreeRules, cannot, look, store};
+use super::{Guards, TreeRules, cannot, look};
 use crate::error::Error;
 use crate::output;
-use crate::state::Tree;
+use crate::state::{Tree, store};
 
 /// Why names are being covered, in the order in which it was asked for.
 #[derive(Debug)]

@@ -15,7 +15,6 @@ pub(crate) mod run;
 pub(crate) mod settle;
 pub(crate) mod shadow;
 pub(crate) mod snapshot;
-mod store;
 mod tell;
 mod watch;
 
@@ -34,7 +33,7 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::error::Error;
 use crate::output;
-use crate::state::Tree;
+use crate::state::{Tree, store};
 use distrusted::Distrusted;
 use hermes_profiles::Caller;
 use quarantine::Quarantine;
@@ -207,7 +206,7 @@ impl Guards {
                 store::write(&known, &now).map_err(failed)?;
             }
             if now.is_too_fresh() {
-                std::thread::sleep(std::time::Duration::from_nanos(snapshot::COARSE as u64));
+                std::thread::sleep(std::time::Duration::from_nanos(crate::clock::COARSE as u64));
                 now = look(tree, &tree_rules, Some(&now)).map_err(failed)?;
             }
             tree.root.insist(false);

@@ -16,12 +16,13 @@ use std::path::{Path, PathBuf};
 use hermes_profiles::guard::{Action, Check, Rule, git_config};
 use nix::sys::stat::SFlag;
 
-use super::quarantine::{self, Approved, Before, Entry, Quarantine, Stage, What};
+use super::quarantine::{Approved, Before, Entry, Quarantine, Stage, What};
 use super::rules::TreeRules;
 use super::run::{Record, Run};
 use super::shadow::place;
 use super::snapshot::{Change, Held, Is, Snapshot, Wanted, hold};
 use crate::beneath::kind;
+use crate::clock;
 use crate::state::Tree;
 
 pub(crate) use decide::{Decision, decide};
@@ -229,7 +230,7 @@ impl<'a> Settler<'a> {
             Is::Special => (What::Special, Vec::new()),
         };
         let entry = Entry {
-            time: quarantine::now(),
+            time: clock::milliseconds(),
             path: path.to_owned(),
             rule: rule.id.to_string(),
             runs: rule.runs.to_string(),

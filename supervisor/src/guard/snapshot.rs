@@ -17,13 +17,11 @@ use serde::{Deserialize, Serialize};
 
 use super::rules::Alias;
 use crate::beneath::Root;
+use crate::clock::{self, COARSE};
 
 pub(crate) use walk::hold;
 use walk::walk;
 
-/// Clocks of file systems are coarse before Linux 6.13: what changed at most this long before a look, in nanoseconds, may
-/// change again without another time.
-pub(crate) const COARSE: i64 = 20_000_000;
 /// Bytes of a file that are kept. A longer one is watched but cannot be brought back.
 pub(crate) const LONGEST: u64 = 16 << 20;
 
@@ -132,7 +130,7 @@ impl Snapshot {
     /// The tree itself cannot be read. What cannot be read inside it is left out: its owner's tools cannot either.
     pub(crate) fn take<R: Rules>(root: &Root, dev: u64, rules: &R, stamp: &str, old: Option<&Snapshot>) -> Result<Self, Errno> {
         let old = old.filter(|old| old.stamp == stamp && !old.dirs.is_empty());
-        let taken = now();
+        let taken = clock::now();
         let walked = walk(root, dev, rules, old)?;
         Ok(Self {
             stamp: stamp.to_owned(),
@@ -278,11 +276,6 @@ impl Held {
     fn untouched(&self, ino: u64, ctime: i64, size: i64, taken: i64) -> bool {
         (self.ino, self.ctime, self.size) == (ino, ctime, size) && ctime < taken - COARSE
     }
-}
-
-fn now() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    since.as_nanos() as i64
 }
 
 fn ctime(stat: &FileStat) -> i64 {

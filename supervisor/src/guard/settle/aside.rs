@@ -14,9 +14,8 @@ use nix::sys::stat::{Mode, SFlag};
 use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
 use super::{Candidate, Settler};
-use crate::beneath::{Root, by_descriptor, errno, kind};
+use crate::beneath::{Root, TEMPORARY, by_descriptor, errno, kind};
 use crate::guard::quarantine::{Entry, Stage, What};
-use crate::guard::shadow::TEMPORARY;
 use crate::guard::snapshot::{Change, Is, LONGEST};
 
 impl Settler<'_> {

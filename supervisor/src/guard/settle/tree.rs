@@ -15,8 +15,8 @@ use crate::guard::rules::TreeRules;
 use crate::guard::run::{Believed, Record, Repository, Run, TreeRecord};
 use crate::guard::shadow::{self, Merge};
 use crate::guard::snapshot::{Is, Snapshot};
-use crate::guard::{cannot, history, look, store};
-use crate::state::Tree;
+use crate::guard::{cannot, history, look};
+use crate::state::{Tree, store};
 
 /// `again`: another supervisor was killed, perhaps while it settled.
 pub(crate) fn settle_tree(

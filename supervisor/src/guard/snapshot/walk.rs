@@ -11,9 +11,9 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, Mode, SFlag};
 
-use super::{COARSE, Dir, Held, Is, LONGEST, ROOT, Rules, Snapshot, Wanted, ctime, path_of};
-use crate::beneath::{Root, kind};
-use crate::guard::shadow::TEMPORARY;
+use super::{Dir, Held, Is, LONGEST, ROOT, Rules, Snapshot, Wanted, ctime, path_of};
+use crate::beneath::{Root, TEMPORARY, kind};
+use crate::clock::COARSE;
 
 /// Bytes of a directory that are read at a time.
 const BUFFER: usize = 32 * 1024;

@@ -3,6 +3,8 @@
 //! `$XDG_STATE_HOME/hermes-sandbox/trees/<dev>-<ino>-<born>/`: a tree is known by its directory, not by its name, so a
 //! renamed project keeps its state and another one of the same name does not get it.
 
+pub(crate) mod store;
+
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
