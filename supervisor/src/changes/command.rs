@@ -61,9 +61,7 @@ fn open(of: &ChangesOf) -> Result<Opened, Error> {
         .as_ref()
         .ok_or_else(|| Error::setup("there is no state directory").hint("set HOME or XDG_STATE_HOME to a directory of yours"))?;
     let real = std::fs::canonicalize(&workspace).unwrap_or_else(|_| workspace.clone());
-    for outcome in guard::recover(state, &|tree| real.starts_with(tree) || tree.starts_with(&real))? {
-        guard::tell(&outcome, &mut Log::default())?;
-    }
+    guard::recover(state, &|tree| guard::touch(tree, &real), &mut Log::default())?;
     let tree = Tree::open(state, &workspace, false)?;
     let workspace = tree.as_ref().map_or(workspace, |tree| tree.path.clone());
     let held = match tree {

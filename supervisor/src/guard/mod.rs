@@ -32,12 +32,13 @@ use nix::sys::statfs::fstatfs;
 use std::os::unix::fs::MetadataExt;
 
 use crate::error::Error;
+use crate::events::Log;
 use crate::output;
 use crate::state::{Tree, store};
 use distrusted::Distrusted;
 use hermes_profiles::Caller;
 use quarantine::Quarantine;
-pub(crate) use reach::concerns;
+pub(crate) use reach::{concerns, touch};
 use reach::{readable, skips, writable_trees};
 use rules::TreeRules;
 use run::{Record, Repository, Run, TreeRecord};
@@ -57,13 +58,12 @@ pub(crate) struct Guards {
     outcome: Outcome,
 }
 
-/// Settles what killed supervisors have left. Every command that works with trees begins with it.
+/// Settles what killed supervisors have left, and tells it. Every command that works with trees begins with it.
 ///
 /// # Errors
 /// Something cannot be settled: then nothing may start, because its plant would count as what was there before.
-pub(crate) fn recover(state_dir: &Path, concerns: &dyn Fn(&Path) -> bool) -> Result<Vec<Outcome>, Error> {
+pub(crate) fn recover(state_dir: &Path, concerns: &dyn Fn(&Path) -> bool, log: &mut Log) -> Result<(), Error> {
     let (dead, _) = Run::others(state_dir).map_err(|e| cannot("look for runs that were killed in", state_dir, &e))?;
-    let mut outcomes = Vec::with_capacity(dead.len());
     for run in dead {
         let record = Run::record(&run.dir).map_err(|e| {
             cannot("read the record of a killed run in", &run.dir, &e)
@@ -74,13 +74,13 @@ pub(crate) fn recover(state_dir: &Path, concerns: &dyn Fn(&Path) -> bool) -> Res
             _ => Vec::new(),
         };
         match record.and_then(|record| recover_one(state_dir, run, record)) {
-            Ok(outcome) => outcomes.push(outcome),
+            Ok(outcome) => tell(&outcome, log)?,
             // The trees of another run need not stand in the way of this one.
             Err(error) if !trees.is_empty() && !trees.iter().any(|tree| concerns(tree)) => drop(error.report()),
             Err(error) => return Err(error),
         }
     }
-    Ok(outcomes)
+    Ok(())
 }
 
 /// Does a live run know the tree of this state directory? What comes into the tree meanwhile counts as the run's.

@@ -8,7 +8,12 @@ use super::run::Readable;
 
 /// Would a run by this plan write there?
 pub(crate) fn concerns(plan: &Plan, tree: &Path) -> bool {
-    writable_trees(plan).iter().any(|own| own.starts_with(tree) || tree.starts_with(own))
+    writable_trees(plan).iter().any(|own| touch(own, tree))
+}
+
+/// Does one of two trees hold the other?
+pub(crate) fn touch(one: &Path, other: &Path) -> bool {
+    one.starts_with(other) || other.starts_with(one)
 }
 
 /// Trees of the host that the sandbox can write, outermost only: absolute, free of symlinks.
