@@ -299,7 +299,7 @@ pub(crate) enum Changes {
         #[command(flatten)]
         of: ChangesOf,
         /// Number of the checkpoint [default: the newest one]
-        checkpoint: Option<u32>,
+        checkpoint: Option<u64>,
         /// Only say what would be done
         #[arg(long)]
         dry_run: bool,
@@ -314,7 +314,7 @@ pub(crate) struct ChangesOf {
     pub(crate) workspace: Option<PathBuf>,
     /// Number of the layer; needed when there are several
     #[arg(long, value_name = "NUMBER")]
-    pub(crate) layer: Option<u32>,
+    pub(crate) layer: Option<u64>,
     /// Become this user first, as for `run`; only root can ask for it
     #[arg(long, value_name = "NAME")]
     pub(crate) user: Option<String>,

@@ -13,6 +13,9 @@ use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::geteuid;
 
+/// How names begin that we give to what is not whole yet in a directory that is not ours alone.
+pub(crate) const TEMPORARY: &str = ".hermes-sandbox-";
+
 /// A directory, opened once.
 #[derive(Debug)]
 pub(crate) struct Root {

@@ -7,12 +7,12 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use hermes_backends::plan::{Lost, Plan, Tier};
 use nix::fcntl::OFlag;
 use serde::Serialize;
 
+use crate::clock;
 use crate::error::Error;
 use crate::output;
 
@@ -111,9 +111,7 @@ impl Log {
     /// Writes one event. Before the start an error must stop it; later it can only be told.
     pub(crate) fn write(&mut self, event: &Event<'_>) -> Result<(), Error> {
         let Some(file) = &mut self.file else { return Ok(()) };
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        file.write_all(&line(event, since_1970.as_millis() as u64)?)
-            .map_err(|e| Error::setup(format!("cannot write an event: {e}")))
+        file.write_all(&line(event, clock::milliseconds())?).map_err(|e| Error::setup(format!("cannot write an event: {e}")))
     }
 
     /// Writes the plan and what it loses: the events that come before anything is done.

@@ -3,6 +3,7 @@
 mod args;
 mod beneath;
 mod changes;
+mod clock;
 mod confined;
 mod doctor;
 mod engine;

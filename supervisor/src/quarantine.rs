@@ -6,13 +6,13 @@ mod show;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
 use crate::args::{BringArgs, Quarantine as Action, QuarantineArgs};
+use crate::clock;
 use crate::error::Error;
 use crate::events::Log;
 use crate::guard::quarantine::{self, Entry, Stage, What};
@@ -20,6 +20,7 @@ use crate::guard::{self, restore};
 use crate::output;
 use crate::request;
 use crate::start;
+use crate::state;
 use crate::table;
 use place::Place;
 
@@ -63,9 +64,7 @@ fn open(of: &QuarantineArgs, all: bool) -> Result<Opened, Error> {
     let dir = caller.cwd.join(of.workspace.as_deref().unwrap_or(Path::new("")));
     let real = dir.canonicalize().unwrap_or_else(|_| dir.clone());
     let mut log = Log::open(None)?;
-    for outcome in guard::recover(&state_dir, &|tree| !all && (real.starts_with(tree) || tree.starts_with(&real)))? {
-        guard::tell(&outcome, &mut log)?;
-    }
+    guard::recover(&state_dir, &|tree| !all && guard::touch(tree, &real), &mut log)?;
     let places = if all { place::all(&state_dir)? } else { place::around(&state_dir, &dir)? };
     Ok(Opened { state_dir, named: output::path(&dir), places })
 }
@@ -131,7 +130,7 @@ fn list(opened: &Opened, json: bool) -> Result<u8, Error> {
     } else if found.is_empty() {
         output::print(EMPTY)?;
     } else {
-        let now = quarantine::now();
+        let now = clock::milliseconds();
         let sections: Vec<String> = found.iter().map(|(place, entries)| section(place, entries, now)).collect();
         output::print(&sections.join("\n"))?;
     }
@@ -206,7 +205,8 @@ struct Answer {
 
 fn bring(which: &BringArgs, approve: bool) -> Result<u8, Error> {
     let opened = open(&which.of, false)?;
-    let _lock = lock(opened.places.first())?;
+    // Two commands at once would take each other's entries, and forget each other's approvals.
+    let _lock = opened.places.first().map(|place| state::lock(&place.state)).transpose()?;
     let found = opened.entries(&which.ids)?;
     each(found, which.of.json, |found| {
         let became = bring_one(&opened.state_dir, found, which.force, approve)?;
@@ -250,22 +250,12 @@ fn bring_one(state_dir: &Path, found: &Found<'_>, force: bool, approve: bool) ->
 fn discard(ids: &[u64], all: bool, of: &QuarantineArgs) -> Result<u8, Error> {
     let opened = open(of, false)?;
     let own = opened.places.first();
-    let _lock = lock(own)?;
+    let _lock = own.map(|place| state::lock(&place.state)).transpose()?;
     let mut found = opened.entries(ids)?;
     if all && let Some(place) = own {
         found.extend(entries(place)?.into_iter().map(|(id, entry)| Found { place, id, entry }));
     }
     each(found, of.json, |found| remove(found).map(|()| "discarded"))
-}
-
-/// Two commands at once would take each other's entries, and forget each other's approvals.
-fn lock(place: Option<&Place>) -> Result<Option<File>, Error> {
-    let Some(place) = place else { return Ok(None) };
-    let lock = || {
-        let dir = File::open(&place.state)?;
-        dir.lock().map(|()| Some(dir))
-    };
-    lock().map_err(|e| cannot("lock", &place.state, &e))
 }
 
 fn remove(found: &Found<'_>) -> Result<(), Error> {

@@ -59,9 +59,7 @@ fn start(args: RunArgs, log: &mut Log) -> Result<u8, Error> {
 /// Settles what killed runs have left.
 fn settle(prepared: &Prepared, log: &mut Log) -> Result<(), Error> {
     if let Some(state_dir) = &prepared.caller.state_dir {
-        for outcome in guard::recover(state_dir, &|tree| guard::concerns(&prepared.plan, tree))? {
-            guard::tell(&outcome, log)?;
-        }
+        guard::recover(state_dir, &|tree| guard::concerns(&prepared.plan, tree), log)?;
     }
     changes::settle(&prepared.caller, &prepared.trees[0])
 }

@@ -3,16 +3,19 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::path::Path;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat, renameat};
 use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 use tempfile::TempDir;
+
+use crate::beneath::by_descriptor;
+use crate::clock;
 
 /// A directory that only its owner can enter. Dropping it removes it, whatever a job has made of its modes and depth.
 #[derive(Debug)]
@@ -74,7 +77,7 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
 pub(crate) fn empty(path: &Path) -> io::Result<()> {
     let top = open_up(AT_FDCWD, path)?;
     // A name that no job could take beforehand.
-    let stamp = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    let stamp = clock::now();
     let mut moved = 0u64;
     let mut open = remove_files(&top)?;
     while let Some(name) = open.pop() {
@@ -112,10 +115,6 @@ fn remove_files(directory: &OwnedFd) -> io::Result<Vec<OsString>> {
         }
     }
     Ok(directories)
-}
-
-fn by_descriptor(fd: &OwnedFd) -> PathBuf {
-    format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
 }
 
 #[cfg(test)]

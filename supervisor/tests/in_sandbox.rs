@@ -9,6 +9,8 @@ mod args;
 mod beneath;
 #[path = "../src/changes/mod.rs"]
 mod changes;
+#[path = "../src/clock.rs"]
+mod clock;
 #[path = "../src/confined.rs"]
 mod confined;
 #[path = "../src/engine.rs"]
@@ -34,7 +36,7 @@ mod sample;
 mod scratch;
 #[path = "../src/start.rs"]
 mod start;
-#[path = "../src/state.rs"]
+#[path = "../src/state/mod.rs"]
 mod state;
 #[path = "../src/stdio.rs"]
 mod stdio;

@@ -1,9 +1,7 @@
 //! Carrying changes of a layer to the host, or taking them back.
 
 use std::fs::File;
-use std::io;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use super::decide::{Decision, Wanted, covered, decide};
 use super::guarded::Guarded;
@@ -16,10 +14,7 @@ use super::scan::{Change, Scan, scan};
 use crate::beneath::Root;
 use crate::error::Error;
 use crate::output;
-use crate::state::Tree;
-
-/// How long another command on the same tree may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::state::{self, Tree};
 
 /// A tree that no other command works on.
 #[derive(Debug)]
@@ -31,20 +26,7 @@ pub(crate) struct Held {
 impl Held {
     /// Waits for other commands on the tree, and finishes what a killed one left.
     pub(crate) fn new(tree: Tree) -> Result<(Self, Failed), Error> {
-        let path = tree.state.join("lock");
-        let error = |e: io::Error| Error::setup(format!("cannot lock {}: {e}", output::path(&path)));
-        let lock = File::options().create(true).truncate(false).write(true).open(&path).map_err(error)?;
-        let until = Instant::now() + PATIENCE;
-        loop {
-            match lock.try_lock() {
-                Ok(()) => break,
-                Err(std::fs::TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(Duration::from_millis(20)),
-                Err(e) => {
-                    return Err(Error::setup(format!("cannot lock {}: {e}", output::path(&path)))
-                        .hint("another hermes-sandbox command works on this workspace; wait for it to end"));
-                }
-            }
-        }
+        let lock = state::lock(&tree.state)?;
         let held = Self { tree, _lock: lock };
         let failed = match journal::recover(&held.tree)? {
             Some(journal) => complete(&held.tree, journal)?,
@@ -83,7 +65,7 @@ pub(crate) fn complete(tree: &Tree, journal: Journal) -> Result<Failed, Error> {
     Ok(failed)
 }
 
-fn free(tree: &Tree, number: u32) -> Option<Layer> {
+fn free(tree: &Tree, number: u64) -> Option<Layer> {
     layer::find(tree).into_iter().find_map(|found| match found {
         Found::Free(layer) if layer.number == number => Some(layer),
         _ => None,

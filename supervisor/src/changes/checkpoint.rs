@@ -18,15 +18,16 @@ use serde::{Deserialize, Serialize};
 use super::apply::Held;
 use super::fault;
 use super::journal::{self, Content, Wish};
-use super::layer::{Part, load, next, now, numbers, remove, store};
-use super::node::{self, Kind, Stamp, Time, same_range};
+use super::layer::{Part, remove};
+use super::node::{self, Kind, Stamp, same_range};
 use super::order::rank;
-use super::scan::{COARSE, below, unreadable};
+use super::scan::{below, unreadable};
 use super::stage;
 use crate::beneath::Root;
+use crate::clock::{self, COARSE, Time};
 use crate::error::Error;
 use crate::output;
-use crate::state::Tree;
+use crate::state::{Tree, store};
 use crate::table;
 
 /// Files up to this size are read, longer ones copied by the kernel.
@@ -56,7 +57,7 @@ struct Item {
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Place {
-    pack: u32,
+    pack: u64,
     at: u64,
 }
 
@@ -80,20 +81,21 @@ fn checkpoints(tree: &Tree) -> PathBuf {
     tree.state.join("checkpoints")
 }
 
-fn pack_name(number: u32) -> String {
+fn pack_name(number: u64) -> String {
     format!("pack-{number}")
 }
 
 /// The checkpoints of a tree, oldest first.
-pub(crate) fn list(tree: &Tree) -> Vec<(u32, Manifest)> {
-    let about = |number: u32| load(&checkpoints(tree).join(number.to_string()).join("about")).ok().map(|about| (number, about));
-    numbers(&checkpoints(tree)).into_iter().filter_map(about).collect()
+pub(crate) fn list(tree: &Tree) -> Vec<(u64, Manifest)> {
+    let about =
+        |number: u64| store::read(&checkpoints(tree).join(number.to_string()).join("about")).ok().map(|about| (number, about));
+    store::numbers(&checkpoints(tree)).unwrap_or_default().into_iter().filter_map(about).collect()
 }
 
 /// What a checkpoint cost.
 #[derive(Debug)]
 pub(crate) struct Taken {
-    pub(crate) number: u32,
+    pub(crate) number: u64,
     /// To be told, when it was much.
     pub(crate) cost: Option<String>,
 }
@@ -105,7 +107,7 @@ pub(crate) fn take(held: &Held, parts: &[Part], roots: &[&Root], hidden: Option<
     let refuse = |e: io::Error| {
         Error::setup(format!("cannot take a checkpoint of {}: {e}; nothing was started", output::path(&tree.path)))
     };
-    for number in numbers(&checkpoints(tree)) {
+    for number in store::numbers(&checkpoints(tree)).map_err(refuse)? {
         let dir = checkpoints(tree).join(number.to_string());
         if !dir.join("about").exists() {
             remove(&dir);
@@ -116,15 +118,15 @@ pub(crate) fn take(held: &Held, parts: &[Part], roots: &[&Root], hidden: Option<
         items.extend(walk(part, root, &parts[part].path, hidden)?);
     }
     let previous = list(tree).pop();
-    let (number, dir) = next(&checkpoints(tree)).map_err(refuse)?;
+    let (number, dir) = store::next(&checkpoints(tree), 0).map_err(refuse)?;
     let previous = previous.as_ref();
     let pack = File::options().read(true).write(true).create_new(true).open(dir.join(pack_name(number))).map_err(refuse)?;
     let mut snapshot = Snapshot { tree, roots, dir: &dir, previous, number, pack, end: 0, buffer: Vec::new(), copied: 0 };
     let outcome = snapshot.fill(&mut items).and_then(|()| {
-        let manifest = Manifest { taken: now(), parts: parts.to_vec(), items };
+        let manifest = Manifest { taken: clock::now(), parts: parts.to_vec(), items };
         fault::point();
         rustix::fs::syncfs(File::open(&dir)?)?;
-        store(&dir.join("about"), &manifest)?;
+        store::write_through(&dir.join("about"), &manifest)?;
         Ok(manifest)
     });
     let copied = snapshot.copied;
@@ -136,7 +138,7 @@ pub(crate) fn take(held: &Held, parts: &[Part], roots: &[&Root], hidden: Option<
             return Err(refused.hint("free some space in the state directory, or run with --overlay, which copies what changes"));
         }
     };
-    let all = numbers(&checkpoints(tree));
+    let all = store::numbers(&checkpoints(tree)).map_err(refuse)?;
     for old in &all[..all.len().saturating_sub(KEPT)] {
         let _ = std::fs::remove_file(checkpoints(tree).join(old.to_string()).join("about"));
         remove(&checkpoints(tree).join(old.to_string()));
@@ -169,8 +171,8 @@ struct Snapshot<'a> {
     tree: &'a Tree,
     roots: &'a [&'a Root],
     dir: &'a Path,
-    previous: Option<&'a (u32, Manifest)>,
-    number: u32,
+    previous: Option<&'a (u64, Manifest)>,
+    number: u64,
     pack: File,
     /// How much of the pack is written, and what is to be written next.
     end: u64,
@@ -293,14 +295,14 @@ pub(crate) struct Way {
 
 /// An opened checkpoint.
 pub(crate) struct Checkpoint {
-    pub(crate) number: u32,
+    pub(crate) number: u64,
     manifest: Manifest,
-    packs: BTreeMap<u32, File>,
+    packs: BTreeMap<u64, File>,
 }
 
 impl Checkpoint {
     /// The newest one, or this one.
-    pub(crate) fn open(tree: &Tree, number: Option<u32>) -> Result<Self, Error> {
+    pub(crate) fn open(tree: &Tree, number: Option<u64>) -> Result<Self, Error> {
         let found = list(tree).into_iter().rfind(|(found, _)| number.is_none_or(|number| number == *found));
         let (number, manifest) = found.ok_or_else(|| match number {
             Some(number) => Error::usage(format!("there is no checkpoint {number} of {}", output::path(&tree.path)))
@@ -309,8 +311,8 @@ impl Checkpoint {
                 .hint("`hermes-sandbox run --checkpoint` takes one before it starts"),
         })?;
         let dir = checkpoints(tree).join(number.to_string());
-        let packs: BTreeSet<u32> = manifest.items.iter().filter_map(|item| item.data.map(|data| data.pack)).collect();
-        let open = |pack: u32| {
+        let packs: BTreeSet<u64> = manifest.items.iter().filter_map(|item| item.data.map(|data| data.pack)).collect();
+        let open = |pack: u64| {
             let path = dir.join(pack_name(pack));
             let file = File::open(&path).map_err(|e| Error::setup(format!("cannot open {}: {e}", output::path(&path))))?;
             Ok((pack, file))

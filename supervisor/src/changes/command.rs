@@ -61,9 +61,7 @@ fn open(of: &ChangesOf) -> Result<Opened, Error> {
         .as_ref()
         .ok_or_else(|| Error::setup("there is no state directory").hint("set HOME or XDG_STATE_HOME to a directory of yours"))?;
     let real = std::fs::canonicalize(&workspace).unwrap_or_else(|_| workspace.clone());
-    for outcome in guard::recover(state, &|tree| real.starts_with(tree) || tree.starts_with(&real))? {
-        guard::tell(&outcome, &mut Log::default())?;
-    }
+    guard::recover(state, &|tree| guard::touch(tree, &real), &mut Log::default())?;
     let tree = Tree::open(state, &workspace, false)?;
     let workspace = tree.as_ref().map_or(workspace, |tree| tree.path.clone());
     let held = match tree {
@@ -79,7 +77,7 @@ fn open(of: &ChangesOf) -> Result<Opened, Error> {
 
 impl Opened {
     /// The layer that is meant.
-    fn layer(&self, number: Option<u32>) -> Result<Layer, Error> {
+    fn layer(&self, number: Option<u64>) -> Result<Layer, Error> {
         let workspace = output::path(&self.workspace);
         let found = self.held.iter().flat_map(|held| layer::find(&held.tree));
         let mut found: Vec<Found> = found.filter(|found| number.is_none_or(|number| number == found.number())).collect();
@@ -267,7 +265,7 @@ fn discard(of: &ChangesOf, paths: &[PathBuf]) -> Result<u8, Error> {
     Ok(0)
 }
 
-fn rollback(of: &ChangesOf, number: Option<u32>, dry_run: bool) -> Result<u8, Error> {
+fn rollback(of: &ChangesOf, number: Option<u64>, dry_run: bool) -> Result<u8, Error> {
     let opened = open(of)?;
     let held = opened.held()?;
     for found in layer::find(&held.tree) {

@@ -13,7 +13,8 @@ use super::journal::Spot;
 use super::layer::Ground;
 use super::node::{self, Kind, Stamp};
 use super::order;
-use super::scan::{COARSE, Change, Scan, same_things};
+use super::scan::{Change, Scan, same_things};
+use crate::clock::COARSE;
 
 /// Files that are looked into for a decision.
 const SHORT: u64 = 1 << 20;
@@ -204,7 +205,7 @@ fn forbidden(change: &Change, ground: &Ground) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn stamp(mode: u32, changed: super::super::node::Time) -> Stamp {
+    fn stamp(mode: u32, changed: crate::clock::Time) -> Stamp {
         Stamp {
             dev: 1,
             ino: 1,

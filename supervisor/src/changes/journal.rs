@@ -20,13 +20,14 @@ use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, geteuid, unlinkat};
 use serde::{Deserialize, Serialize};
 
 use super::fault;
-use super::layer::{load, remove, store};
-use super::node::{Kind, Stamp, Time};
+use super::layer::remove;
+use super::node::{Kind, Stamp};
 use super::stage;
-use crate::beneath::{Root, by_descriptor};
+use crate::beneath::{Root, TEMPORARY, by_descriptor};
+use crate::clock::{self, Time};
 use crate::error::Error;
 use crate::output;
-use crate::state::Tree;
+use crate::state::{Tree, store};
 
 /// Where new content comes from.
 #[derive(Debug)]
@@ -97,7 +98,7 @@ enum Phase {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Aftermath {
     /// The layer that the changes come from.
-    pub(crate) layer: Option<u32>,
+    pub(crate) layer: Option<u64>,
     /// Deletions of the layer that stay open.
     pub(crate) open_deletions: Vec<Spot>,
     /// Paths that are settled, to be taken out of the layer unless their step failed.
@@ -136,7 +137,7 @@ pub(crate) fn pending(tree: &Tree) -> bool {
 /// The journal, if there is one whose steps began; what had only been staged is taken away.
 pub(crate) fn recover(tree: &Tree) -> Result<Option<Journal>, Error> {
     let read = || -> io::Result<Option<Journal>> {
-        match load::<Journal>(&journal(tree)) {
+        match store::read::<Journal>(&journal(tree)) {
             Ok(found) => Ok(Some(found)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(e),
@@ -170,7 +171,7 @@ pub(crate) fn begin(
     }
     let outcome = (|| -> io::Result<()> {
         // Before the first directory is made, so that it is known to whoever comes after a crash.
-        store(&self::journal(tree), &journal)?;
+        store::write_through(&self::journal(tree), &journal)?;
         let stages = journal.open_stages(tree, roots, true)?;
         for (number, wish) in wishes.iter().enumerate() {
             let Some(content) = &wish.content else { continue };
@@ -183,7 +184,7 @@ pub(crate) fn begin(
         }
         fault::point();
         journal.phase = Phase::Steps;
-        store(&self::journal(tree), &journal)
+        store::write_through(&self::journal(tree), &journal)
     })();
     match outcome {
         Ok(()) => Ok(journal),
@@ -203,7 +204,7 @@ fn place(tree: &Tree, root: &Root) -> Place {
     match Root::open(&tree.state).ok().and_then(|state| mount(&state)) {
         Some((dev, id)) if id != 0 && mount(root) == Some((dev, id)) => Place::State,
         // A name that nobody could take beforehand, and that `git status` shows for a moment at most.
-        _ => Place::Tree(format!(".hermes-sandbox-{:x}-{:x}", std::process::id(), super::layer::now()).into()),
+        _ => Place::Tree(format!("{TEMPORARY}{:x}-{:x}", std::process::id(), clock::now()).into()),
     }
 }
 
@@ -324,7 +325,8 @@ impl Journal {
     pub(crate) fn finish(mut self, tree: &Tree) -> Result<(), Error> {
         // From here on what is still staged is rubbish, and not what is left to do.
         self.phase = Phase::Done;
-        store(&journal(tree), &self).map_err(|e| Error::setup(format!("cannot write {}: {e}", output::path(&journal(tree)))))?;
+        store::write_through(&journal(tree), &self)
+            .map_err(|e| Error::setup(format!("cannot write {}: {e}", output::path(&journal(tree)))))?;
         fault::point();
         self.clear(tree)
     }

@@ -9,7 +9,6 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use hermes_backends::host::Probe;
 use hermes_backends::plan::Source;
@@ -18,12 +17,13 @@ use hermes_profiles::ospath;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::node::{Stamp, Time};
-use crate::beneath::Root;
+use super::node::Stamp;
+use crate::beneath::{Root, TEMPORARY};
+use crate::clock::{self, Time};
 use crate::error::Error;
 use crate::output;
 use crate::scratch;
-use crate::state::Tree;
+use crate::state::{Tree, store};
 
 /// A tree whose changes a layer holds. The first one is the workspace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ pub(crate) struct About {
 /// A layer that nobody else has.
 #[derive(Debug)]
 pub(crate) struct Layer {
-    pub(crate) number: u32,
+    pub(crate) number: u64,
     pub(crate) dir: PathBuf,
     pub(crate) about: About,
     /// The directory, locked.
@@ -60,56 +60,16 @@ pub(crate) enum Found {
     /// It is ours now.
     Free(Layer),
     /// A sandbox has it.
-    Busy(u32),
+    Busy(u64),
 }
 
 impl Found {
-    pub(crate) fn number(&self) -> u32 {
+    pub(crate) fn number(&self) -> u64 {
         match self {
             Self::Free(layer) => layer.number,
             Self::Busy(number) => *number,
         }
     }
-}
-
-pub(crate) fn now() -> Time {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as Time)
-}
-
-/// Numbers of the directories in `dir`, lowest first.
-pub(crate) fn numbers(dir: &Path) -> Vec<u32> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut numbers: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    numbers.sort_unstable();
-    numbers
-}
-
-/// Makes the next numbered directory in `dir`, for its owner alone.
-pub(crate) fn next(dir: &Path) -> io::Result<(u32, PathBuf)> {
-    DirBuilder::new().mode(0o700).recursive(true).create(dir)?;
-    let mut number = numbers(dir).last().map_or(1, |last| last + 1);
-    loop {
-        let path = dir.join(number.to_string());
-        match DirBuilder::new().mode(0o700).create(&path) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => number += 1,
-            other => return other.map(|()| (number, path)),
-        }
-    }
-}
-
-/// Writes a file in one step: after a crash there is the old one or the new one.
-pub(crate) fn store(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    let bytes = postcard::to_stdvec(value).map_err(io::Error::other)?;
-    let temporary = path.with_extension("new");
-    let file = File::create(&temporary)?;
-    io::Write::write_all(&mut &file, &bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&temporary, path)?;
-    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
-}
-
-pub(crate) fn load<T: serde::de::DeserializeOwned>(path: &Path) -> io::Result<T> {
-    postcard::from_bytes(&std::fs::read(path)?).map_err(io::Error::other)
 }
 
 fn layers(tree: &Tree) -> PathBuf {
@@ -128,13 +88,13 @@ fn refuse(tree: &Tree, error: &io::Error) -> Error {
 /// The layers of a tree, oldest first. Those that are free are held until they are dropped. What a crash left of the
 /// making or the removal of one is swept away.
 pub(crate) fn find(tree: &Tree) -> Vec<Found> {
-    let open = |number: u32| {
+    let open = |number: u64| {
         let dir = layers(tree).join(number.to_string());
         let lock = File::open(&dir).ok()?;
         if lock.try_lock().is_err() {
             return Some(Found::Busy(number));
         }
-        match load(&dir.join("about")) {
+        match store::read(&dir.join("about")) {
             Ok(about) => Some(Found::Free(Layer { number, dir, about, lock })),
             Err(_) => {
                 remove(&dir);
@@ -142,13 +102,17 @@ pub(crate) fn find(tree: &Tree) -> Vec<Found> {
             }
         }
     };
-    numbers(&layers(tree)).into_iter().filter_map(open).collect()
+    store::numbers(&layers(tree)).unwrap_or_default().into_iter().filter_map(open).collect()
+}
+
+/// How many layers a tree has.
+pub(crate) fn count(tree: &Tree) -> usize {
+    store::numbers(&layers(tree)).unwrap_or_default().len()
 }
 
 /// Removes a directory with all that is in it, whatever its modes and depth.
 pub(crate) fn remove(dir: &Path) {
-    let _ = scratch::empty(dir);
-    let _ = std::fs::remove_dir(dir);
+    let _ = scratch::remove(dir);
 }
 
 impl Layer {
@@ -178,7 +142,7 @@ impl Layer {
     }
 
     fn make(tree: &Tree, parts: Vec<(Part, u32)>) -> io::Result<Self> {
-        let (number, dir) = next(&layers(tree))?;
+        let (number, dir) = store::next(&layers(tree), 0)?;
         let lock = File::open(&dir)?;
         lock.lock()?;
         for (index, (_, mode)) in parts.iter().enumerate() {
@@ -195,14 +159,14 @@ impl Layer {
 
     /// Notes that changes of it were applied.
     pub(crate) fn note_applied(&mut self, tree: &Tree) -> Result<(), Error> {
-        self.about.applied = now();
-        store(&self.dir.join("about"), &self.about).map_err(|e| refuse(tree, &e))
+        self.about.applied = clock::now();
+        store::write_through(&self.dir.join("about"), &self.about).map_err(|e| refuse(tree, &e))
     }
 
     /// Notes that a sandbox begins with it.
     pub(crate) fn begin(&mut self, tree: &Tree) -> Result<(), Error> {
-        self.about.begun.push(now());
-        store(&self.dir.join("about"), &self.about).map_err(|e| refuse(tree, &e))
+        self.about.begun.push(clock::now());
+        store::write_through(&self.dir.join("about"), &self.about).map_err(|e| refuse(tree, &e))
     }
 
     /// What the sandbox mounts, for each part.
@@ -278,7 +242,7 @@ pub(crate) fn probe(state_dir: &Path, workspace: &Path) -> Probe {
     }
     // The directory itself is only made for a start.
     let place = state_dir.ancestors().find(|at| at.is_dir()).unwrap_or(Path::new("/"));
-    let made = tempfile::Builder::new().prefix(".hermes-sandbox-").permissions(Permissions::from_mode(0o700)).tempdir_in(place);
+    let made = tempfile::Builder::new().prefix(TEMPORARY).permissions(Permissions::from_mode(0o700)).tempdir_in(place);
     match made {
         Ok(made) => {
             let answer = hermes_backends::probe::overlay_in(made.path(), workspace);

@@ -14,9 +14,7 @@ use rustix::fs::{AtFlags, SeekFrom, StatxAttributes, StatxFlags, StatxTimestamp,
 use serde::{Deserialize, Serialize};
 
 use crate::beneath::{Root, by_descriptor, errno};
-
-/// Nanoseconds since 1970.
-pub(crate) type Time = i64;
+use crate::clock::Time;
 
 /// What one path is, as far as it says whether it is still the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

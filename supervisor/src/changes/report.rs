@@ -9,8 +9,8 @@ use super::apply::Applied;
 use super::checkpoint::Manifest;
 use super::journal::{Failed, Spot};
 use super::layer::{About, Part};
-use super::node::Time;
 use super::scan::Scan;
+use crate::clock::Time;
 use crate::output;
 use crate::table;
 
@@ -42,12 +42,12 @@ pub(crate) fn moment(time: Time) -> String {
 
 /// A layer in the list.
 pub(crate) enum Row<'a> {
-    Busy(u32),
-    Free(u32, &'a About, &'a Scan),
+    Busy(u64),
+    Free(u64, &'a About, &'a Scan),
 }
 
 /// The list for people.
-pub(crate) fn list(workspace: &Path, rows: &[Row<'_>], checkpoints: &[(u32, Manifest)]) -> String {
+pub(crate) fn list(workspace: &Path, rows: &[Row<'_>], checkpoints: &[(u64, Manifest)]) -> String {
     let mut text = String::new();
     if rows.is_empty() && checkpoints.is_empty() {
         _ = writeln!(text, "nothing waits for {}", output::path(workspace));
@@ -70,7 +70,7 @@ pub(crate) fn list(workspace: &Path, rows: &[Row<'_>], checkpoints: &[(u32, Mani
 }
 
 /// The list for programs.
-pub(crate) fn list_json(workspace: &Path, rows: &[Row<'_>], checkpoints: &[(u32, Manifest)]) -> serde_json::Value {
+pub(crate) fn list_json(workspace: &Path, rows: &[Row<'_>], checkpoints: &[(u64, Manifest)]) -> serde_json::Value {
     let layers: Vec<_> = rows
         .iter()
         .map(|row| match row {

@@ -11,7 +11,7 @@ use super::apply::{Held, tidy};
 use super::checkpoint as snapshots;
 use super::command::open_others;
 use super::journal::pending;
-use super::layer::{Layer, Part};
+use super::layer::{self, Layer, Part};
 use super::report;
 use super::scan::scan;
 use crate::beneath::Root;
@@ -95,7 +95,7 @@ impl Overlaid {
         }
         let here = std::fs::canonicalize(&caller.cwd).is_ok_and(|cwd| cwd == self.tree.path);
         let workspace = if here { String::new() } else { format!(" --workspace {}", output::path(&self.tree.path)) };
-        let several = super::layer::numbers(&self.tree.state.join("layers")).len() > 1;
+        let several = layer::count(&self.tree) > 1;
         let layer = if several { format!(" --layer {number}") } else { String::new() };
         output::complain(&format!("{} changed: hermes-sandbox changes diff{workspace}{layer}", report::files(count)));
     }

@@ -13,14 +13,12 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 
 use super::layer::{Ground, Layer};
-use super::node::{self, Kind, Stamp, Time};
+use super::node::{self, Kind, Stamp};
 use crate::beneath::{Root, by_descriptor};
+use crate::clock::{COARSE, Time};
 use crate::error::Error;
 use crate::output;
 use crate::state::Tree;
-
-/// The kernel's clock for files is coarse before Linux 6.13.
-pub(crate) const COARSE: Time = 20_000_000;
 
 /// One path that is to be something else than it is.
 #[derive(Debug, Clone, PartialEq, Eq)]

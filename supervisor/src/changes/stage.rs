@@ -14,8 +14,9 @@ use nix::unistd::{Gid, LinkatFlags, Uid, UnlinkatFlags, fchownat, geteuid, linka
 use rustix::fs::{AtFlags as At, SeekFrom, Timespec, Timestamps, utimensat};
 
 use super::journal::{Content, Wish};
-use super::node::{self, Kind, Stamp, Time, next_data};
+use super::node::{self, Kind, Stamp, next_data};
 use crate::beneath::{Root, by_descriptor};
+use crate::clock::Time;
 
 /// What copy_file_range(2) answers where it cannot do it at all.
 const CANNOT: &[Errno] = &[Errno::EXDEV, Errno::EOPNOTSUPP, Errno::ENOSYS, Errno::EINVAL];

@@ -326,12 +326,12 @@ fn parts(tree: &Tree) -> Vec<Part> {
     vec![Part { path: tree.path.clone(), dev: meta.dev(), ino: meta.ino() }]
 }
 
-fn take(world: &World) -> u32 {
+fn take(world: &World) -> u64 {
     let held = world.held();
     checkpoint::take(&held, &parts(&held.tree), &[&held.tree.root], None).unwrap().number
 }
 
-fn roll_back(world: &World, number: u32) {
+fn roll_back(world: &World, number: u64) {
     let held = world.held();
     let back = Checkpoint::open(&held.tree, Some(number)).unwrap();
     let parts = back.parts(&held.tree);
@@ -401,8 +401,8 @@ fn unchanged_files_are_stored_once_and_go_with_the_last_checkpoint_of_them() {
     let first = take(&world);
     write(&world.ws().join("change"), "x");
     let second = take(&world);
-    let dir = |number: u32| world.tree().state.join("checkpoints").join(number.to_string());
-    let meta = |number: u32, pack: u32| std::fs::metadata(dir(number).join(format!("pack-{pack}"))).unwrap();
+    let dir = |number: u64| world.tree().state.join("checkpoints").join(number.to_string());
+    let meta = |number: u64, pack: u64| std::fs::metadata(dir(number).join(format!("pack-{pack}"))).unwrap();
     assert_eq!((meta(second, second).len(), meta(second, first).ino()), (1, meta(first, first).ino()));
     let changed = picture(&world.ws());
     roll_back(&world, first);

@@ -16,10 +16,10 @@ use super::settle::{About, Decision, Outcome, Settler, decide};
 use super::shadow::{self, Merge};
 use super::snapshot::{Change, Is, LONGEST, Snapshot, Wanted, hold};
 use super::watch::{Watch, Work};
-use super::{Guards, TreeRules, cannot, look, store};
+use super::{Guards, TreeRules, cannot, look};
 use crate::error::Error;
 use crate::output;
-use crate::state::Tree;
+use crate::state::{Tree, store};
 
 /// Why names are being covered, in the order in which it was asked for.
 #[derive(Debug)]
@@ -253,7 +253,7 @@ impl Guards {
             let believed = &mut live.believed[index];
             believed.retain(|(known, _)| known != path);
             believed.push((path.to_owned(), held));
-            store::write(&Run::believed_path(&self.run.dir, index), believed)?;
+            store::write_soon(&Run::believed_path(&self.run.dir, index), believed)?;
         }
         Ok(())
     }
@@ -310,7 +310,7 @@ impl Guards {
         }
         let repository = Repository { git: git.clone(), tips: Tips::default(), shadow: Some(number), made_hooks };
         self.record.trees[index].repositories.push(repository);
-        store::write(&self.run.record_path(), &self.record)?;
+        store::write_soon(&self.run.record_path(), &self.record)?;
         if made_hooks {
             shadow::make_hooks(&self.trees[index].0, &git);
         }

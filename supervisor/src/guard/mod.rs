@@ -4,45 +4,47 @@
 //! and the records by which the next command settles what a killed supervisor left. What the rules say is
 //! [`hermes_profiles::guard`]'s business; how a sandbox is confined it does not know.
 
-#[allow(dead_code, unused_imports)]
+mod distrusted;
 pub(crate) mod history;
 mod live;
 pub(crate) mod quarantine;
+mod reach;
 pub(crate) mod restore;
 pub(crate) mod rules;
 pub(crate) mod run;
 pub(crate) mod settle;
 pub(crate) mod shadow;
 pub(crate) mod snapshot;
-mod store;
+mod tell;
 mod watch;
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use hermes_backends::compile::shadow::Shadow;
-use hermes_backends::plan::{MountStep, PathRights, Plan, Source, Tier};
+use hermes_backends::plan::{Plan, Source, Tier};
 use hermes_backends::wire::Cover;
 use hermes_profiles::guard::Selector;
-use hermes_profiles::guard::{Check, git_config};
 use hermes_profiles::{GuardRules, ospath};
 use nix::sys::statfs::fstatfs;
 use std::os::unix::fs::MetadataExt;
 
 use crate::error::Error;
-use crate::events::{Event, Log};
+use crate::events::Log;
 use crate::output;
-use crate::state::Tree;
+use crate::state::{Tree, store};
+use distrusted::Distrusted;
 use hermes_profiles::Caller;
-use quarantine::{Quarantine, Stage};
+use quarantine::Quarantine;
+pub(crate) use reach::{concerns, touch};
+use reach::{readable, skips, writable_trees};
 use rules::TreeRules;
-use run::{Believed, Readable, Record, Repository, Run, TreeRecord};
-use settle::{About, Candidate, Decision, Outcome, Settler};
-use shadow::Merge;
+use run::{Record, Repository, Run, TreeRecord};
+use settle::{Outcome, settle_tree};
 use snapshot::{Is, Snapshot};
+pub(crate) use tell::tell;
 
 /// The guard of one run.
 #[derive(Debug)]
@@ -58,13 +60,12 @@ pub(crate) struct Guards {
     outcome: Outcome,
 }
 
-/// Settles what killed supervisors have left. Every command that works with trees begins with it.
+/// Settles what killed supervisors have left, and tells it. Every command that works with trees begins with it.
 ///
 /// # Errors
 /// Something cannot be settled: then nothing may start, because its plant would count as what was there before.
-pub(crate) fn recover(state_dir: &Path, concerns: &dyn Fn(&Path) -> bool) -> Result<Vec<Outcome>, Error> {
+pub(crate) fn recover(state_dir: &Path, concerns: &dyn Fn(&Path) -> bool, log: &mut Log) -> Result<(), Error> {
     let (dead, _) = Run::others(state_dir).map_err(|e| cannot("look for runs that were killed in", state_dir, &e))?;
-    let mut outcomes = Vec::with_capacity(dead.len());
     for run in dead {
         let record = Run::record(&run.dir).map_err(|e| {
             cannot("read the record of a killed run in", &run.dir, &e)
@@ -75,13 +76,13 @@ pub(crate) fn recover(state_dir: &Path, concerns: &dyn Fn(&Path) -> bool) -> Res
             _ => Vec::new(),
         };
         match record.and_then(|record| recover_one(state_dir, run, record)) {
-            Ok(outcome) => outcomes.push(outcome),
+            Ok(outcome) => tell(&outcome, log)?,
             // The trees of another run need not stand in the way of this one.
             Err(error) if !trees.is_empty() && !trees.iter().any(|tree| concerns(tree)) => drop(error.report()),
             Err(error) => return Err(error),
         }
     }
-    Ok(outcomes)
+    Ok(())
 }
 
 /// Does a live run know the tree of this state directory? What comes into the tree meanwhile counts as the run's.
@@ -204,10 +205,10 @@ impl Guards {
                 now = look(tree, &tree_rules, None).map_err(failed)?;
             }
             if now.renewed {
-                store::write(&known, &now).map_err(failed)?;
+                store::write_soon(&known, &now).map_err(failed)?;
             }
             if now.is_too_fresh() {
-                std::thread::sleep(std::time::Duration::from_nanos(snapshot::COARSE as u64));
+                std::thread::sleep(std::time::Duration::from_nanos(crate::clock::COARSE as u64));
                 now = look(tree, &tree_rules, Some(&now)).map_err(failed)?;
             }
             tree.root.insist(false);
@@ -220,25 +221,19 @@ impl Guards {
             let own = Run::baseline_path(&self.run.dir, index);
             // The index is never changed in place, only replaced.
             if corrected || std::fs::hard_link(&known, &own).is_err() {
-                store::write(&own, &now).map_err(failed)?;
+                store::write_soon(&own, &now).map_err(failed)?;
             }
             if self.shadowing {
                 let tree_rules = TreeRules::new(rules, &tree.path, &record.skips, readable).with_aliases(&now.aliases);
                 covers.extend(read_only(&tree_rules, &tree.path, &now));
             }
-            let distrusted: Distrusted =
-                store::read_if_known(&tree.state.join("distrusted")).map_err(failed)?.unwrap_or_default();
-            let tips = |git: &Path| {
-                let mut tips = history::tips(&tree.path.join(git));
-                tips.distrust(distrusted.iter().filter(|(at, _)| at == git).map(|(_, id)| *id));
-                tips
-            };
+            let distrusted = Distrusted::of(tree).map_err(failed)?;
             for (git, target) in pointers(&now) {
-                let tips = tips(&target);
+                let tips = distrusted.tips(tree, &target);
                 record.repositories.push(Repository { git, tips, shadow: None, made_hooks: false });
             }
             for git in now.repositories() {
-                let tips = tips(&git);
+                let tips = distrusted.tips(tree, &git);
                 let mut repository = Repository { git, tips, shadow: None, made_hooks: false };
                 if self.shadowing && (shadows as usize) < shadow::MOST {
                     let (more, made) = shadow::make(&self.run, tree, &now, &repository.git, shadows).map_err(failed)?;
@@ -250,7 +245,7 @@ impl Guards {
             }
             *baseline = now;
         }
-        store::write(&self.run.record_path(), &self.record).map_err(|e| cannot("record this run in", &self.run.dir, &e))?;
+        store::write_soon(&self.run.record_path(), &self.record).map_err(|e| cannot("record this run in", &self.run.dir, &e))?;
         for ((tree, _), record) in self.trees.iter().zip(&self.record.trees) {
             let absent = record.repositories.iter().filter(|repository| repository.made_hooks);
             absent.for_each(|repository| shadow::make_hooks(tree, &repository.git));
@@ -298,14 +293,9 @@ impl Guards {
     }
 }
 
-/// Commits that sandboxes made, by git directory: what only they hold is no excuse for the next one.
-type Distrusted = Vec<(PathBuf, history::Id)>;
-
 /// How far symlinks and includes are followed from one to the next.
 const MOST_STEPS: usize = 5;
 
-/// Commits that are remembered of one tree.
-const MOST_DISTRUSTED: usize = 4096;
 /// Names that are made read-only at once.
 const MOST_READ_ONLY: usize = 256;
 
@@ -373,310 +363,8 @@ fn look(tree: &Tree, rules: &TreeRules<'_>, old: Option<&Snapshot>) -> io::Resul
 /// Network file systems keep times of other machines, or none.
 fn has_dependable_times(tree: &Tree) -> bool {
     // linux/magic.h: NFS, SMB2, CIFS, 9p, FUSE (virtiofs, sshfs), Ceph, AFS.
-    const NETWORK: &[i64] = &[0x6969, 0xfe53_4d42, 0xff53_4d42, 0x0102_1997, 0x6573_5546, 0x00c3_6400, 0x5346_414f];
-    fstatfs(&tree.root).is_ok_and(|stat| !NETWORK.contains(&(stat.filesystem_type().0 as i64)))
-}
-
-/// `again`: another supervisor was killed, perhaps while it settled.
-fn settle_tree(
-    run: &Run,
-    record: &Record,
-    index: usize,
-    tree: &Tree,
-    baseline: &Snapshot,
-    again: bool,
-    outcome: &mut Outcome,
-) -> Result<(), Error> {
-    let of_tree = &record.trees[index];
-    let failed =
-        |e: io::Error| cannot("put back guarded files in", &tree.path, &e).hint("the next command in this workspace tries again");
-    let rules = TreeRules::new(&record.rules, &tree.path, &of_tree.skips, &record.readable).with_aliases(&baseline.aliases);
-    let about = About::of(run, record);
-    let mut settler = Settler::new(tree, &rules, &about).map_err(failed)?;
-    settler.outcome = std::mem::take(outcome);
-    tree.root.insist(true);
-    let mut work = || -> io::Result<Snapshot> {
-        settler.resume()?;
-        for repository in &of_tree.repositories {
-            if let Some(number) = repository.shadow {
-                let settled = settler.settle_shadow(&run.dir, baseline, &repository.git, number);
-                settler.note(&repository.git, settled);
-            }
-        }
-        let now = look(tree, &rules, Some(baseline))?;
-        for stray in now.strays.iter().filter(|_| again) {
-            if let Ok((parent, name)) = tree.root.parent(stray) {
-                let _ = nix::unistd::unlinkat(&parent, name, nix::unistd::UnlinkatFlags::NoRemoveDir);
-            }
-        }
-        let believed: Believed = store::read_if_known(&Run::believed_path(&run.dir, index))?.unwrap_or_default();
-        let candidates = if believed.is_empty() {
-            settler.judge(baseline, &now)?
-        } else {
-            let mut before = baseline.clone();
-            believed.into_iter().for_each(|(path, held)| before.believe(&path, held));
-            settler.judge(&before, &now)?
-        };
-        let changed = !candidates.is_empty();
-        for candidate in excuse(of_tree, candidates) {
-            settler.put_aside(candidate);
-        }
-        distrust(of_tree, tree)?;
-        for repository in of_tree.repositories.iter().filter(|repository| repository.made_hooks) {
-            shadow::unmake_hooks(tree, &repository.git);
-        }
-        if !changed {
-            return Ok(now);
-        }
-        let mut settled = look(tree, &rules, Some(&now))?;
-        settled.renewed = true;
-        Ok(settled)
-    };
-    let now = work();
-    tree.root.close_up();
-    let now = now.map_err(failed)?;
-    *outcome = settler.outcome;
-    if now.renewed {
-        store::write(&tree.state.join("index"), &now).map_err(failed)?;
-    }
-    Ok(())
-}
-
-/// Remembers what came into history during the run.
-fn distrust(of_tree: &TreeRecord, tree: &Tree) -> io::Result<()> {
-    let new = of_tree.repositories.iter().flat_map(|repository| {
-        // A worktree's own commits are in the repository's refs, too.
-        let ids = if repository.tips.is_empty() {
-            Vec::new()
-        } else {
-            history::tips(&tree.path.join(&repository.git)).since(&repository.tips)
-        };
-        ids.into_iter().map(|id| (repository.git.clone(), id))
-    });
-    let new: Distrusted = new.collect();
-    if new.is_empty() {
-        return Ok(());
-    }
-    let path = tree.state.join("distrusted");
-    let mut known: Distrusted = store::read_if_known(&path)?.unwrap_or_default();
-    known.extend(new);
-    let excess = known.len().saturating_sub(MOST_DISTRUSTED);
-    known.drain(..excess);
-    store::write_durably(&path, &known)
-}
-
-/// Leaves out what version control knew before the run.
-fn excuse<'r>(of_tree: &TreeRecord, candidates: Vec<Candidate<'r>>) -> Vec<Candidate<'r>> {
-    let mut by_repository: BTreeMap<usize, Vec<Candidate<'r>>> = BTreeMap::new();
-    let mut left = Vec::new();
-    for candidate in candidates {
-        let wanted = candidate.rule.tracked && candidate.change.git.is_none();
-        match wanted.then(|| repository_of(of_tree, &candidate.change.path)).flatten() {
-            Some(index) => by_repository.entry(index).or_default().push(candidate),
-            None => left.push(candidate),
-        }
-    }
-    for (index, candidates) in by_repository {
-        let repository = &of_tree.repositories[index];
-        let top = repository.git.parent().unwrap_or(Path::new(""));
-        let wanted: Vec<history::Wanted<'_>> = candidates
-            .iter()
-            .map(|candidate| {
-                let (content, symlink): (&[u8], bool) = match candidate.change.now.as_ref().map(|now| &now.is) {
-                    Some(Is::File(content)) => (content, false),
-                    Some(Is::Link(target)) => (target, true),
-                    _ => (&[], false),
-                };
-                let path = candidate.change.path.strip_prefix(top).unwrap_or(&candidate.change.path);
-                history::Wanted { path, content, symlink, crlf: ends_lines_freely(&candidate.rule.check) }
-            })
-            .collect();
-        let known = history::tracked(&repository.tips, &wanted, None, history::Budget::default());
-        let excused = known.excused;
-        left.extend(candidates.into_iter().zip(excused).filter(|(_, excused)| !excused).map(|(candidate, _)| candidate));
-    }
-    left
-}
-
-/// To a shell a carriage return is part of a word; to these formats it is white space.
-fn ends_lines_freely(check: &Check) -> bool {
-    matches!(check, Check::Json(_) | Check::Toml(_) | Check::Tokens(_) | Check::Package)
-}
-
-/// The innermost repository whose working tree holds `path`.
-fn repository_of(of_tree: &TreeRecord, path: &Path) -> Option<usize> {
-    let holds = |(_, repository): &(usize, &Repository)| {
-        repository.git.file_name().is_some_and(|name| name == ".git")
-            && repository.git.parent().is_some_and(|top| path.starts_with(top))
-    };
-    let all = of_tree.repositories.iter().enumerate().filter(holds);
-    all.max_by_key(|(_, repository)| repository.git.components().count()).map(|(index, _)| index)
-}
-
-impl Settler<'_> {
-    /// Finishes what this run's first settler had begun.
-    fn resume(&mut self) -> io::Result<()> {
-        for (id, entry) in self.quarantine.list()? {
-            if entry.run == self.about.run && entry.stage == Stage::Copied {
-                let instead = self.instead(id, &entry)?;
-                let path = entry.path.clone();
-                let done = self.finish(id, entry, instead);
-                self.note(&path, done);
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes over what is harmless in private copies, and puts the rest aside. The host's files were never touched.
-    fn settle_shadow(&mut self, run_dir: &Path, baseline: &Snapshot, git: &Path, number: u32) -> io::Result<()> {
-        let private = shadow::read(run_dir, baseline, git, number)?;
-        for (path, before, now) in private.configs {
-            let Some(rule) = self.rules.rule(&path, Some(git)) else { continue };
-            let old = shadow::text(before.as_ref());
-            let also = |key: &str, value: &[u8]| self.rules.leads_well(git, key, value);
-            let refused = match &now.is {
-                Is::File(new) => {
-                    let within = path.strip_prefix(git).unwrap_or(&path);
-                    let (tree, before, private) = (self.tree, old, new.as_slice());
-                    Merge { tree, run_dir, number, within, path: &path, before, private, also: &also }.by_rename()?.refused
-                }
-                _ => vec!["what is not a file".to_owned()],
-            };
-            let approved = self.approved.has(&rule.id, &path, &now.is, now.mode);
-            if let (true, Is::File(new)) = (approved, &now.is) {
-                shadow::under_lock(self.tree, &path, |host| {
-                    let merged = git_config::merge_with(old, new, host.unwrap_or_default(), &|_, _| true);
-                    Ok(if host == Some(old) { Some(new.clone()) } else { merged.ok().map(|merged| merged.text) })
-                })?;
-            } else if !refused.is_empty() {
-                self.keep_private(&path, rule, settle::sets(&refused), &now, before.as_ref())?;
-            }
-        }
-        for (path, before, now) in private.hooks {
-            let Some(rule) = self.rules.rule(&path, Some(git)) else { continue };
-            let approved = self.approved.has(&rule.id, &path, &now.is, now.mode);
-            match settle::decide(rule, before.as_ref(), &now, approved, &|_, _| false) {
-                Decision::Keep if approved => self.install(&path, &now)?,
-                Decision::PutAside { why, .. } => self.keep_private(&path, rule, why, &now, before.as_ref())?,
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Would a run by this plan write there?
-pub(crate) fn concerns(plan: &Plan, tree: &Path) -> bool {
-    writable_trees(plan).iter().any(|own| own.starts_with(tree) || tree.starts_with(own))
-}
-
-/// Trees of the host that the sandbox can write, outermost only: absolute, free of symlinks.
-fn writable_trees(plan: &Plan) -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> = match plan.tier {
-        Tier::Namespaces => plan
-            .mounts
-            .iter()
-            .filter_map(|step| match step {
-                MountStep::Bind { source, writable: true, directory: true, device: false, .. } => Some(source.path.clone()),
-                _ => None,
-            })
-            .collect(),
-        Tier::Landlock => {
-            let rules = plan.landlock.iter().flat_map(|landlock| &landlock.paths);
-            let trees = rules.filter(|rule| rule.rights == PathRights::Write && rule.identity.is_some());
-            trees.map(|rule| rule.path.clone()).filter(|path| path.is_dir()).collect()
-        }
-    };
-    paths.sort();
-    paths.dedup();
-    let all = paths.clone();
-    paths.retain(|path| !all.iter().any(|other| other != path && path.starts_with(other)));
-    paths
-}
-
-/// What lies in a writable tree and cannot be written, relative to it.
-fn skips(plan: &Plan, tree: &Path) -> Vec<PathBuf> {
-    let inside = |step: &MountStep| {
-        let less = matches!(step, MountStep::Mask { .. } | MountStep::Overlay { .. } | MountStep::Private { .. })
-            || matches!(step, MountStep::Bind { writable: false, .. });
-        if less {
-            step.target().strip_prefix(tree).ok().filter(|path| !path.as_os_str().is_empty()).map(Path::to_owned)
-        } else {
-            None
-        }
-    };
-    plan.mounts.iter().filter_map(inside).collect()
-}
-
-/// Where a symlink may lead: to what the sandbox could read itself.
-fn readable(plan: &Plan) -> Readable {
-    match plan.tier {
-        Tier::Namespaces => {
-            let mut readable = Readable::default();
-            for step in &plan.mounts {
-                match step {
-                    MountStep::Bind { source, .. } | MountStep::Overlay { source, .. } => {
-                        readable.granted.push(step.target().to_owned());
-                        readable.granted.push(source.path.clone());
-                    }
-                    MountStep::Symlink { target, .. } => readable.granted.push(target.clone()),
-                    MountStep::Mask { target, .. } => readable.hidden.push(target.clone()),
-                    _ => {}
-                }
-            }
-            readable
-        }
-        Tier::Landlock => {
-            let rules = plan.landlock.iter().flat_map(|landlock| &landlock.paths);
-            let granted = rules.filter(|rule| rule.rights != PathRights::List).map(|rule| rule.path.clone());
-            Readable { granted: granted.collect(), hidden: Vec::new() }
-        }
-    }
-}
-
-/// Tells what was put aside and what should be looked at: one line for each kind.
-pub(crate) fn tell(outcome: &Outcome, log: &mut Log) -> Result<(), Error> {
-    for (id, entry) in &outcome.put_aside {
-        let (path, rule, why) = (output::path(&entry.path), entry.rule.as_str(), entry.why.as_str());
-        log.write(&Event::PutAside { id: *id, path, rule, why, staged: entry.staged })?;
-    }
-    for (path, why, rule) in &outcome.reported {
-        log.write(&Event::Reported { path: output::path(path), rule, why })?;
-    }
-    let (staged, aside): (Vec<_>, Vec<_>) = outcome.put_aside.iter().map(|(_, entry)| entry).partition(|entry| entry.staged);
-    if !aside.is_empty() {
-        output::complain(&format!(
-            "put aside {}, which the host would run or obey; `hermes-sandbox quarantine list` says more",
-            some(aside.iter().map(|entry| entry.path.as_path()))
-        ));
-    }
-    if !staged.is_empty() {
-        output::complain(&format!(
-            "{} wait for approval; `hermes-sandbox quarantine list` says more",
-            some(staged.iter().map(|entry| entry.path.as_path()))
-        ));
-    }
-    for (path, why) in &outcome.failed {
-        output::complain(&format!(
-            "cannot put aside {}: {why}; the next command in this workspace tries again",
-            output::path(path)
-        ));
-    }
-    if !outcome.reported.is_empty() {
-        output::complain(&format!(
-            "note: changed {}, which run when the project is built or pushed",
-            some(outcome.reported.iter().map(|(path, ..)| path.as_path()))
-        ));
-    }
-    Ok(())
-}
-
-/// "a, b, c and 4 more"
-fn some<'p>(paths: impl ExactSizeIterator<Item = &'p Path>) -> String {
-    let more = paths.len().saturating_sub(3);
-    let shown: Vec<String> = paths.take(3).map(output::path).collect();
-    let shown = shown.join(", ");
-    if more == 0 { shown } else { format!("{shown} and {more} more") }
+    const NETWORK: &[i128] = &[0x6969, 0xfe53_4d42, 0xff53_4d42, 0x0102_1997, 0x6573_5546, 0x00c3_6400, 0x5346_414f];
+    fstatfs(&tree.root).is_ok_and(|stat| !NETWORK.contains(&i128::from(stat.filesystem_type().0)))
 }
 
 fn cannot(what: &str, path: &Path, why: &io::Error) -> Error {

@@ -4,17 +4,16 @@
 //! `approved` lists what need not be put aside again.
 
 use std::collections::BTreeSet;
-use std::fs::{DirBuilder, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use hermes_profiles::{ospath, trust};
 use serde::{Deserialize, Serialize};
 
 use super::snapshot::Is;
-use super::store;
+use crate::state::store;
 
 /// Something that was put aside.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,13 +121,7 @@ impl Quarantine {
         // A number is never given twice: somebody may have written it down.
         let last = self.dir().join("last");
         let given = std::fs::read_to_string(&last).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-        let mut id = self.numbers()?.last().copied().unwrap_or(0).max(given) + 1;
-        loop {
-            match DirBuilder::new().mode(0o700).create(self.dir().join(id.to_string())) {
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => id += 1,
-                other => break other?,
-            }
-        }
+        let (id, _) = store::next(&self.dir(), given)?;
         for (name, bytes) in [("content", content), ("before", before)] {
             let path = self.at(id, name);
             let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
@@ -137,19 +130,19 @@ impl Quarantine {
         }
         std::fs::write(last, id.to_string())?;
         // Last: an entry that can be read is whole.
-        store::write_durably(&self.at(id, "entry"), entry)?;
+        store::write(&self.at(id, "entry"), entry)?;
         Ok(id)
     }
 
     /// Changes what is known about an entry.
     pub(crate) fn update(&self, id: u64, entry: &Entry) -> io::Result<()> {
-        store::write_durably(&self.at(id, "entry"), entry)
+        store::write(&self.at(id, "entry"), entry)
     }
 
     /// All entries, oldest first.
     pub(crate) fn list(&self) -> io::Result<Vec<(u64, Entry)>> {
         let mut entries = Vec::new();
-        for id in self.numbers()? {
+        for id in store::numbers(&self.dir())? {
             if let Some(entry) = store::read_if_known(&self.at(id, "entry"))? {
                 entries.push((id, entry));
             }
@@ -179,18 +172,6 @@ impl Quarantine {
         std::fs::remove_dir_all(self.dir().join(id.to_string()))
     }
 
-    fn numbers(&self) -> io::Result<BTreeSet<u64>> {
-        let entries = match std::fs::read_dir(self.dir()) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
-            entries => entries?,
-        };
-        let mut numbers = BTreeSet::new();
-        for entry in entries {
-            numbers.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u64>().ok()));
-        }
-        Ok(numbers)
-    }
-
     /// What was approved.
     pub(crate) fn approved(&self) -> io::Result<Approved> {
         Ok(store::read_if_known(&self.state.join("approved"))?.unwrap_or_default())
@@ -202,7 +183,7 @@ impl Quarantine {
         if let Some(key) = key(rule, path, is, mode) {
             approved.0.insert(key);
         }
-        store::write_durably(&self.state.join("approved"), &approved)
+        store::write(&self.state.join("approved"), &approved)
     }
 }
 
@@ -224,11 +205,6 @@ fn key(rule: &str, path: &Path, is: &Is, mode: u32) -> Option<(String, Vec<u8>, 
     };
     let path = path.as_os_str().as_encoded_bytes().to_vec();
     Some((rule.to_owned(), path, format!("{word} {}", trust::hash(content))))
-}
-
-/// Milliseconds since 1970.
-pub(crate) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
 #[cfg(test)]

@@ -20,13 +20,10 @@ use tempfile::NamedTempFile;
 use super::quarantine::{Before, Entry, Quarantine, What};
 use super::shadow;
 use super::snapshot::{Held, Is, Wanted, hold};
-use crate::beneath::{Root, by_descriptor, kind};
+use crate::beneath::{Root, TEMPORARY, by_descriptor, kind};
 use crate::error::Error;
 use crate::output;
 use crate::state::Tree;
-
-/// What files are called until they are whole.
-const TEMPORARY: &str = ".hermes-sandbox-";
 
 /// What lies where an entry was put aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

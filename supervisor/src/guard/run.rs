@@ -15,8 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::history::Tips;
 use super::snapshot::Held;
-use super::store;
-use crate::state::private_directory;
+use crate::state::{private_directory, store};
 
 /// How long the kernel may take to end a sandbox whose supervisor died.
 const DYING: Duration = Duration::from_secs(10);

@@ -21,15 +21,13 @@ use nix::sys::stat::{Mode, SFlag, mkdirat};
 
 use super::run::{Run, start_time};
 use super::snapshot::{Held, Is, LONGEST, Snapshot, Wanted, hold};
-use crate::beneath::{Root, by_descriptor, kind};
+use crate::beneath::{Root, TEMPORARY, by_descriptor, kind};
 use crate::state::Tree;
 
 /// Repositories that are shadowed; what changes in the rest is found afterwards.
 pub(crate) const MOST: usize = 64;
 /// Entries of a private directory that are looked at.
 const MOST_ENTRIES: usize = 1000;
-/// How names begin that we give to files before they are whole.
-pub(crate) const TEMPORARY: &str = ".hermes-sandbox-";
 /// What our lock on a configuration holds: our process id and start time follow.
 const LOCKED_BY: &str = "# locked by hermes-sandbox, process ";
 /// Hundredths of a second that another git may hold its lock.

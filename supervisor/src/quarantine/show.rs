@@ -8,8 +8,9 @@ use serde::Serialize;
 
 use super::{Found, Listed, cannot, diff};
 use crate::changes::quote;
+use crate::clock;
 use crate::error::Error;
-use crate::guard::quarantine::{self, Before, Entry, What};
+use crate::guard::quarantine::{Before, Entry, What};
 use crate::guard::restore;
 use crate::output;
 use crate::table::{self, field};
@@ -102,7 +103,7 @@ fn facts(text: &mut String, entry: &Entry, source: Option<&str>, size: u64, befo
     if entry.staged {
         field(text, "waits", "until it is approved or restored");
     }
-    field(text, "when", &table::age(quarantine::now(), entry.time));
+    field(text, "when", &table::age(clock::milliseconds(), entry.time));
     field(text, "profile", &entry.profile);
     field(text, "command", &entry.command);
 }

@@ -131,7 +131,7 @@ fn every_way_to_plant_is_found() {
     fs::remove_file(tree.at("c/.envrc")).unwrap();
     fs::create_dir(tree.at("c/.envrc")).unwrap();
     fs::remove_file(tree.at(".envrc")).unwrap();
-    nix::unistd::mkfifo(&tree.at(".envrc"), Mode::S_IRWXU).unwrap();
+    nix::unistd::mkfifo(&tree.at(".envrc"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     assert_eq!(tree.changes(&before), ["**.envrc".replace("**", "*"), "*b/.envrc".into(), "@c/out>/etc/passwd".into()]);
 }
 

@@ -3,11 +3,14 @@
 //! `$XDG_STATE_HOME/hermes-sandbox/trees/<dev>-<ino>-<born>/`: a tree is known by its directory, not by its name, so a
 //! renamed project keeps its state and another one of the same name does not get it.
 
-use std::fs::DirBuilder;
+pub(crate) mod store;
+
+use std::fs::{DirBuilder, File, TryLockError};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use nix::unistd::{AccessFlags, access, geteuid};
 use rustix::fs::{AtFlags, StatxFlags, statx};
@@ -95,6 +98,29 @@ pub(crate) fn private_directory(path: &Path, make: bool) -> io::Result<()> {
         access(path, AccessFlags::W_OK | AccessFlags::X_OK)?;
     }
     Ok(())
+}
+
+/// How long another command on the same tree may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Keeps other commands from what is kept about a tree, and so from the tree, as long as the answer lives.
+///
+/// # Errors
+/// Another one has it and does not end.
+pub(crate) fn lock(state: &Path) -> Result<File, Error> {
+    let path = state.join("lock");
+    let cannot = |why: &dyn std::fmt::Display| Error::setup(format!("cannot lock {}: {why}", output::path(&path)));
+    let lock = File::options().create(true).truncate(false).write(true).open(&path).map_err(|e| cannot(&e))?;
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(lock),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(Duration::from_millis(20)),
+            Err(e) => {
+                return Err(cannot(&e).hint("another hermes-sandbox command works on this workspace; wait for it to end"));
+            }
+        }
+    }
 }
 
 #[cfg(test)]
