@@ -88,6 +88,24 @@ fn what_was_seen_inside_is_what_comes_to_the_host() {
 }
 
 #[test]
+fn symlinks_in_the_place_of_what_tools_obey_wait() {
+    need!("git");
+    let sandbox = overlaid();
+    git(&sandbox, &["init", "-q", "."]).ok();
+    settle();
+    // As text the target is harmless configuration; as a file it is not.
+    let plant = "mkdir planted; echo x > planted/tasks.json; ln -s planted .vscode; rm -rf .git/hooks; ln -s ../planted .git/hooks; \
+                 cp .git/config '.git/[user]'; git config -f '.git/[user]' core.fsmonitor ./x; ln -sfn '[user]' .git/config";
+    sandbox.sh(plant).ok();
+    changes(&sandbox, &["apply"]);
+    let is_link = |path: &str| fs::symlink_metadata(sandbox.workspace.join(path)).is_ok_and(|meta| meta.is_symlink());
+    assert_eq!(sandbox.read("planted/tasks.json"), "x\n");
+    assert_eq!([".vscode", ".git/hooks", ".git/config"].map(is_link), [false; 3]);
+    changes(&sandbox, &["apply", "--with-guarded"]).ok();
+    assert_eq!([".vscode", ".git/hooks", ".git/config"].map(is_link), [true; 3]);
+}
+
+#[test]
 fn a_diff_is_what_git_applies() {
     need!("git");
     let sandbox = overlaid();

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 
 use super::decide::{Decision, Wanted, covered, decide};
-use super::guarded::Guarded;
+use super::guarded::with_shipped;
 use super::journal::{self, Aftermath, Content, Failed, Journal, Spot, Wish};
 use super::layer::{self, Found, Layer};
 use super::node::{Kind, Stamp};
@@ -110,10 +110,10 @@ pub(crate) struct Applied {
 }
 
 /// Carries changes to the host: all of them or none, or with named paths those that can be.
-pub(crate) fn apply(held: &Held, layer: Layer, wanted: &Wanted, guard: &dyn Guarded) -> Result<Applied, Error> {
+pub(crate) fn apply(held: &Held, layer: Layer, wanted: &Wanted) -> Result<Applied, Error> {
     let tree = &held.tree;
     let (found, grounds) = scan(&layer, tree)?;
-    let decision = decide(&found, &grounds, wanted, guard);
+    let decision = with_shipped(&tree.path, |rules| decide(&found, &grounds, wanted, rules));
     let mut applied = told(&decision, &found);
     applied.nothing = !decision.refused.is_empty() && wanted.paths.is_empty();
     if applied.nothing {
@@ -168,7 +168,7 @@ fn told(decision: &Decision<'_>, found: &Scan) -> Applied {
 pub(crate) fn tidy(layer: Layer, tree: &Tree) -> Result<bool, Error> {
     let (found, grounds) = scan(&layer, tree)?;
     let all = Wanted { with_guarded: true, ..Wanted::default() };
-    let decision = decide(&found, &grounds, &all, &super::guarded::Shipped::default());
+    let decision = with_shipped(&tree.path, |rules| decide(&found, &grounds, &all, rules));
     let left = !(decision.go.is_empty() && decision.refused.is_empty() && found.unreachable.is_empty());
     if !left {
         layer.discard();

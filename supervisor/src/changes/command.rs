@@ -10,7 +10,6 @@ use super::apply::{self, Held, tidy};
 use super::checkpoint::{self, Checkpoint};
 use super::decide::{Wanted, covered};
 use super::diff::{self, Style};
-use super::guarded::Shipped;
 use super::journal::Spot;
 use super::layer::{self, Found, Layer, Part};
 use super::order::in_git;
@@ -241,7 +240,7 @@ fn apply(of: &ChangesOf, paths: &[PathBuf], ours: &[PathBuf], with_guarded: bool
     let layer = opened.layer(of.layer)?;
     let (number, parts) = (layer.number, layer.about.parts.clone());
     let wanted = Wanted { paths: opened.spots(paths, &parts)?, ours: opened.spots(ours, &parts)?, with_guarded };
-    let applied = apply::apply(opened.held()?, layer, &wanted, &Shipped::default())?;
+    let applied = apply::apply(opened.held()?, layer, &wanted)?;
     report::applied(&applied, &parts);
     if applied.nothing {
         return Err(Error::new(Kind::Finding, format!("nothing was applied: {} refused", report::files(applied.refused.len())))

@@ -1,20 +1,22 @@
 //! Which changes of a layer may go to the host, and why the others may not.
 
 use std::collections::BTreeSet;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::AtFlags;
 use nix::unistd::{AccessFlags, faccessat};
 
-use super::guarded::Guarded;
+use super::guarded;
 use super::journal::Spot;
 use super::layer::Ground;
 use super::node::{self, Kind, Stamp};
 use super::order;
 use super::scan::{Change, Scan, same_things};
+use crate::beneath::Root;
 use crate::clock::COARSE;
+use crate::guard::rules::TreeRules;
+use crate::guard::snapshot::{Is, Seen};
 
 /// Files that are looked into for a decision.
 const SHORT: u64 = 1 << 20;
@@ -53,7 +55,7 @@ pub(crate) fn covered(wanted: &[Spot], part: usize, path: &Path) -> bool {
 }
 
 /// Decides about every change.
-pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, guard: &dyn Guarded) -> Decision<'a> {
+pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, rules: &TreeRules<'_>) -> Decision<'a> {
     let mut decision = Decision::default();
     let asked = |change: &Change| {
         let named = |spots: &[Spot]| covered(spots, change.part, &change.path);
@@ -77,7 +79,9 @@ pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, gu
             decision.moot.push(change);
         } else if let Some(why) = never(change) {
             decision.never.push((change, why));
-        } else if let Some(why) = guarded(change, ground, guard).filter(|_| !wanted.with_guarded) {
+        } else if !wanted.with_guarded
+            && let Some(why) = guarded(change, ground, rules)
+        {
             decision.guarded.push((change, why));
         } else if let Some(why) = forbidden(change, ground) {
             decision.refused.push((change, why));
@@ -115,21 +119,28 @@ fn never(change: &Change) -> Option<&'static str> {
     }
 }
 
-fn guarded(change: &Change, ground: &Ground, guard: &dyn Guarded) -> Option<String> {
+fn guarded(change: &Change, ground: &Ground, rules: &TreeRules<'_>) -> Option<String> {
     // What is gone executes nothing.
     let after = change.after?;
-    if after.is_directory() {
-        return None;
-    }
-    let read = |root, stamp: Option<Stamp>| match stamp?.kind() {
-        Kind::File => node::content(root, &change.path, SHORT).ok().flatten(),
-        Kind::Symlink => node::target(root, &change.path).ok().map(|to| to.as_os_str().as_bytes().to_vec()),
-        _ => None,
-    };
+    let now = what(&ground.upper, &change.path, &after)?;
+    let before = change.before.and_then(|stamp| Some((what(&ground.lower, &change.path, &stamp)?, stamp.permissions())));
     // The rules name places below a workspace; a git directory outside is one as if it lay in it.
     let path = if change.part == 0 { change.path.clone() } else { Path::new(".git").join(&change.path) };
-    let before = read(&ground.lower, change.before);
-    guard.why(&path, before.as_deref(), read(&ground.upper, Some(after)).as_deref())
+    let before = before.as_ref().map(|(is, mode)| Seen { is, mode: *mode });
+    guarded::why(rules, &path, before, Seen { is: &now, mode: after.permissions() })
+}
+
+/// What a judgement is about; `None` for a directory.
+fn what(root: &Root, path: &Path, stamp: &Stamp) -> Option<Is> {
+    Some(match stamp.kind() {
+        Kind::Directory => return None,
+        Kind::File => node::content(root, path, SHORT).ok().flatten().map_or(Is::Unread, Is::File),
+        Kind::Symlink => match node::target(root, path) {
+            Ok(target) => Is::Link(target.into_os_string().into_encoded_bytes()),
+            Err(_) => Is::Special,
+        },
+        Kind::Fifo | Kind::Socket | Kind::Device => Is::Special,
+    })
 }
 
 /// Has the host the very thing by now?

@@ -11,7 +11,6 @@ use super::apply::{self, Held};
 use super::checkpoint::{self, Checkpoint};
 use super::decide::Wanted;
 use super::fault::killed_at;
-use super::guarded::Shipped;
 use super::journal::Spot;
 use super::layer::{Found, Layer, Part, find};
 use super::scan::scan;
@@ -107,7 +106,7 @@ impl World {
     }
 
     fn apply(&self, wanted: &Wanted) -> apply::Applied {
-        apply::apply(&self.held(), self.layer().unwrap(), wanted, &Shipped::default()).unwrap()
+        apply::apply(&self.held(), self.layer().unwrap(), wanted).unwrap()
     }
 }
 

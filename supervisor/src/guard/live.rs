@@ -329,7 +329,7 @@ impl Guards {
             let Some(rule) = rules.rule(&path, around.as_deref()) else { continue };
             let also = |key: &str, value: &[u8]| rules.leads_well(git, key, value);
             let is_config = path.file_name().is_some_and(|name| shadow::CONFIGS.iter().any(|config| name == *config));
-            match (decide(rule, None, held, false, &also), &held.is) {
+            match (decide(rule, None, held.seen(), false, &also), &held.is) {
                 (Decision::PutAside { .. }, Is::File(content)) if is_config => {
                     let clean = tree.root.read(&path, LONGEST).map(|(host, _)| host).unwrap_or_else(|_| content.clone());
                     shadow::clean(tree, &path, &clean, &also)?;
@@ -379,6 +379,6 @@ fn runs_something(rules: &TreeRules<'_>, now: &Snapshot, git: &Path) -> bool {
         let inside = path.strip_prefix(git).unwrap_or(&path);
         let shadowed = inside.starts_with("hooks") || shadow::CONFIGS.iter().any(|config| inside == Path::new(config));
         let rule = rules.rule(&path, around.as_deref()).filter(|_| shadowed);
-        rule.is_some_and(|rule| matches!(decide(rule, None, held, false, &also), Decision::PutAside { .. }))
+        rule.is_some_and(|rule| matches!(decide(rule, None, held.seen(), false, &also), Decision::PutAside { .. }))
     })
 }

@@ -110,10 +110,15 @@ impl<'p> TreeRules<'p> {
 
     /// The rule for a guarded entry.
     pub(crate) fn rule(&self, path: &Path, git: Option<&Path>) -> Option<&Rule> {
+        // Whether it is a link is known to who asks: a rule for links only is no rule for files.
+        self.rule_for(path, git, true)
+    }
+
+    /// The rule for any file, or `link`.
+    pub(crate) fn rule_for(&self, path: &Path, git: Option<&Path>, link: bool) -> Option<&Rule> {
         let directory = path.parent().unwrap_or(Path::new(""));
         let name = path.file_name().unwrap_or_default();
-        // Whether it is a link is known to who asks: a rule for links only is no rule for files.
-        self.find(&self.guard.scope(directory), directory, git, name, true)
+        self.find(&self.guard.scope(directory), directory, git, name, link)
     }
 
     fn find(&self, scope: &Scope, directory: &Path, git: Option<&Path>, name: &OsStr, link: bool) -> Option<&Rule> {

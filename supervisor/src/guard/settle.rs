@@ -115,7 +115,7 @@ impl<'a> Settler<'a> {
             let approved = self.approved.has(&rule.id, &change.path, &held.is, held.mode);
             let git = change.git.clone().unwrap_or_default();
             let also = |key: &str, value: &[u8]| self.rules.leads_well(&git, key, value);
-            match decide(rule, change.before.as_ref(), held, approved, &also) {
+            match decide(rule, change.before.as_ref().map(Held::seen), held.seen(), approved, &also) {
                 Decision::Keep => {
                     let kept = self.keep(&change);
                     self.note(&change.path, kept);

@@ -85,6 +85,15 @@ pub(crate) enum Is {
     Special,
 }
 
+/// What stands at a name, for a judgement.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seen<'a> {
+    /// What it is.
+    pub(crate) is: &'a Is,
+    /// Permission bits.
+    pub(crate) mode: u32,
+}
+
 /// How the walk is told what to look for.
 pub(crate) trait Rules {
     /// What holds for all entries of one directory.
@@ -266,6 +275,11 @@ fn path_of(dirs: &[Dir], index: u32) -> PathBuf {
 impl Held {
     pub(crate) fn name(&self) -> &OsStr {
         OsStr::from_bytes(&self.name)
+    }
+
+    /// What is judged of it.
+    pub(crate) fn seen(&self) -> Seen<'_> {
+        Seen { is: &self.is, mode: self.mode }
     }
 
     /// The same name with this in its place.

@@ -2,7 +2,7 @@
 
 use hermes_profiles::guard::{self, Action, Check, Rule, Verdict, git_config};
 
-use crate::guard::snapshot::{Held, Is};
+use crate::guard::snapshot::{Is, Seen};
 
 /// What is to be done about one change.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,8 +27,8 @@ pub(crate) enum Decision {
 /// `also` says what is harmless in git configuration besides what always is.
 pub(crate) fn decide(
     rule: &Rule,
-    before: Option<&Held>,
-    now: &Held,
+    before: Option<Seen<'_>>,
+    now: Seen<'_>,
     approved: bool,
     also: &dyn Fn(&str, &[u8]) -> bool,
 ) -> Decision {
@@ -37,12 +37,12 @@ pub(crate) fn decide(
     }
     let instead = before.filter(|before| !matches!(before.is, Is::Unread | Is::Special)).map(|b| (b.is.clone(), b.mode));
     let aside = |why: &str| Decision::PutAside { why: why.to_owned(), instead: instead.clone() };
-    let old = before.and_then(|before| match &before.is {
+    let old = before.and_then(|before| match before.is {
         Is::File(content) => Some(content.as_slice()),
         _ => None,
     });
     let report_only = rule.action == Action::Report;
-    match &now.is {
+    match now.is {
         Is::Unread if report_only => Decision::Report(if before.is_some() { "changed" } else { "new" }.to_owned()),
         Is::Unread => aside("too long to be judged"),
         Is::Special if report_only => Decision::Keep,
@@ -76,10 +76,10 @@ pub(crate) fn decide(
 fn config(
     merged: Result<git_config::Merged, git_config::Unreadable>,
     aside: &dyn Fn(&str) -> Decision,
-    before: Option<&Held>,
-    now: &Held,
+    before: Option<Seen<'_>>,
+    now: Seen<'_>,
 ) -> Decision {
-    let Is::File(new) = &now.is else { return Decision::Keep };
+    let Is::File(new) = now.is else { return Decision::Keep };
     match merged {
         Err(unreadable) => aside(&unreadable.to_string()),
         Ok(merged) if merged.refused.is_empty() => {

@@ -14,7 +14,7 @@ use crate::guard::quarantine::Stage;
 use crate::guard::rules::TreeRules;
 use crate::guard::run::{Believed, Record, Repository, Run, TreeRecord};
 use crate::guard::shadow::{self, Merge};
-use crate::guard::snapshot::{Is, Snapshot};
+use crate::guard::snapshot::{Held, Is, Snapshot};
 use crate::guard::{cannot, history, look};
 use crate::state::{Tree, store};
 
@@ -173,7 +173,7 @@ impl Settler<'_> {
         for (path, before, now) in private.hooks {
             let Some(rule) = self.rules.rule(&path, Some(git)) else { continue };
             let approved = self.approved.has(&rule.id, &path, &now.is, now.mode);
-            match decide(rule, before.as_ref(), &now, approved, &|_, _| false) {
+            match decide(rule, before.as_ref().map(Held::seen), now.seen(), approved, &|_, _| false) {
                 Decision::Keep if approved => self.install(&path, &now)?,
                 Decision::PutAside { why, .. } => self.keep_private(&path, rule, why, &now, before.as_ref())?,
                 _ => {}
