@@ -317,7 +317,8 @@ impl<'p> Guard<'p> {
             ends.into_iter().any(|at| pattern::tail(&text, &path[..at], whole))
         };
         self.policy.prevent.iter().any(|selector| match selector {
-            Selector::Everything => rule.action != Action::Report,
+            // Git itself writes its configuration, and stops when it cannot.
+            Selector::Everything => rule.action != Action::Report && rule.check != Check::GitConfig,
             Selector::Rule(id) => *id == rule.id,
             Selector::Class(_) => false,
             Selector::Anywhere(glob) => parsed(glob, Kind::Add).any(|pattern| below(&pattern, path, false)),

@@ -93,6 +93,7 @@ fn changes(before: &File, now: &File, host: &File, also: Also<'_>) -> Changes {
     let (before, now, host) = (values(before), values(now), values(host));
     let keys: BTreeSet<&Name> = before.keys().chain(now.keys()).copied().collect();
     let mut changes = Changes { good: Vec::new(), refused: Vec::new() };
+    let mut bad: BTreeSet<&str> = BTreeSet::new();
     for key in keys {
         let new = of(&now, key);
         if of(&before, key) == new || of(&host, key) == new {
@@ -101,11 +102,24 @@ fn changes(before: &File, now: &File, host: &File, also: Also<'_>) -> Changes {
         let change = allowed::Change { key, new, before: &before, now: &now, host: &host, also };
         match change.is_allowed() {
             true => changes.good.push((key.clone(), new.iter().map(|value| value.map(<[u8]>::to_vec)).collect())),
-            false => changes.refused.push(key.to_string()),
+            false => {
+                bad.insert(&key.section);
+                changes.refused.push(key.to_string());
+            }
         }
+    }
+    // Half of a remote is worse than none: renamed or moved, it would be gone where it was and not come where it went.
+    if WHOLE.iter().any(|section| bad.contains(*section)) {
+        let kept_back = |(key, _): &(Name, Vec<Option<Vec<u8>>>)| WHOLE.contains(&key.section.as_str());
+        let (back, good) = changes.good.into_iter().partition(kept_back);
+        changes.refused.extend(Vec::into_iter(back).map(|(key, _)| key.to_string()));
+        changes.good = good;
     }
     changes
 }
+
+/// Sections of which all changes are taken over, or none.
+const WHOLE: [&str; 3] = ["remote", "branch", "submodule"];
 
 fn values(file: &File) -> Values<'_> {
     let mut values = Values::new();

@@ -304,7 +304,7 @@ impl Guards {
             return Ok(());
         }
         let (tree, _) = &self.trees[index];
-        let (covers, made_hooks) = shadow::make(&self.run, tree, now, &git, number)?;
+        let (covers, made_hooks) = shadow::make(&self.run, tree, now, &git, number, &|_| false)?;
         if let Some(live) = &mut self.live {
             live.watch.add_private(&Run::files(&self.run.dir, number), number);
         }
@@ -366,7 +366,7 @@ fn take_away(
     }
     let about = About::of(run, record);
     let mut settler = Settler::new(tree, rules, &about)?;
-    for candidate in settler.judge_all(changes, now)? {
+    for candidate in settler.judge_all(changes, baseline, now)? {
         settler.put_aside(candidate);
     }
     Ok(settler.outcome)

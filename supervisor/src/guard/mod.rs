@@ -236,7 +236,10 @@ impl Guards {
                 let tips = distrusted.tips(tree, &git);
                 let mut repository = Repository { git, tips, shadow: None, made_hooks: false };
                 if self.shadowing && (shadows as usize) < shadow::MOST {
-                    let (more, made) = shadow::make(&self.run, tree, &now, &repository.git, shadows).map_err(failed)?;
+                    let tree_rules = TreeRules::new(rules, &tree.path, &record.skips, readable).with_aliases(&now.aliases);
+                    let prevented = |path: &Path| tree_rules.prevents_in_git(path, &repository.git);
+                    let (more, made) =
+                        shadow::make(&self.run, tree, &now, &repository.git, shadows, &prevented).map_err(failed)?;
                     covers.extend(more);
                     (repository.shadow, repository.made_hooks) = (Some(shadows), made);
                     shadows += 1;

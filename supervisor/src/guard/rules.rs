@@ -5,9 +5,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+use std::os::unix::fs::MetadataExt;
+
 use hermes_profiles::GuardRules;
 use hermes_profiles::guard::{Action, Check, Guard, Rule, Scope, git_config, link_leads_out};
 use hermes_profiles::paths::{covers, normalise};
+use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use super::run::Readable;
@@ -108,6 +111,11 @@ impl<'p> TreeRules<'p> {
         git.is_none() && self.rule(path, git).is_some_and(|rule| self.guard.prevents(path, rule))
     }
 
+    /// The same for an entry of a git directory.
+    pub(crate) fn prevents_in_git(&self, path: &Path, git: &Path) -> bool {
+        self.rule(path, Some(git)).is_some_and(|rule| self.guard.prevents(path, rule))
+    }
+
     /// The rule for a guarded entry.
     pub(crate) fn rule(&self, path: &Path, git: Option<&Path>) -> Option<&Rule> {
         // Whether it is a link is known to who asks: a rule for links only is no rule for files.
@@ -161,7 +169,7 @@ impl<'p> TreeRules<'p> {
         match name {
             Some(".git") => self.leads_to_git_dir(now, directory, content),
             // It only tells where the worktree is.
-            Some("gitdir") => self.inside(&directory.join(text(content))).is_some(),
+            Some("gitdir") => content.ends_with(b"/.git\n") && content.iter().filter(|byte| **byte == b'\n').count() == 1,
             Some("commondir") => now.git_dirs().iter().any(|git| {
                 let own = directory.strip_prefix(git).ok();
                 own.is_some_and(|own| own.starts_with("worktrees") && own.components().count() == 2)
@@ -192,7 +200,8 @@ impl<'p> TreeRules<'p> {
         if is_address {
             let plain = !value.starts_with(b"-") && !value.contains(&b':') && !value.iter().any(u8::is_ascii_control);
             let top = git.parent().unwrap_or(Path::new(""));
-            return plain && self.inside(&top.join(OsStr::from_bytes(value))).is_some();
+            let named = top.join(OsStr::from_bytes(value));
+            return plain && (self.inside(&named).is_some() || is_own_repository(&self.tree.join(named)));
         }
 
         let names = || git.components().map(Component::as_os_str);
@@ -202,6 +211,13 @@ impl<'p> TreeRules<'p> {
         let tree = |leads: PathBuf| !leads.components().any(|name| name.as_os_str() == ".git");
         key == "core.worktree" && module && relative && leads.is_some_and(tree)
     }
+}
+
+/// A repository that no sandbox of this user has made: it lies where sandboxes cannot write, or in a tree that is guarded.
+/// What others own may run something when it is fetched from or pushed to.
+fn is_own_repository(path: &Path) -> bool {
+    let owned = |path: &Path| path.metadata().is_ok_and(|meta| [0, geteuid().as_raw()].contains(&meta.uid()));
+    [path.join(".git/HEAD"), path.join("HEAD")].iter().any(|head| owned(head)) && owned(path)
 }
 
 /// A line as a path.

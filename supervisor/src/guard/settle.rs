@@ -39,12 +39,14 @@ pub(crate) struct About {
 /// What came of settling.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// Number and entry.
-    pub(crate) put_aside: Vec<(u64, Entry)>,
+    /// Tree, number and entry.
+    pub(crate) put_aside: Vec<(PathBuf, u64, Entry)>,
     /// Path, what about it, rule.
     pub(crate) reported: Vec<(PathBuf, String, String)>,
     /// Guarded files that are gone.
     pub(crate) deleted: Vec<PathBuf>,
+    /// Guarded files that jobs removed and the host still has.
+    pub(crate) kept: Vec<PathBuf>,
     /// What could not be settled, and why not.
     pub(crate) failed: Vec<(PathBuf, String)>,
 }
@@ -84,7 +86,7 @@ impl<'a> Settler<'a> {
     /// Judges what differs between two snapshots. Does what needs no excuse; returns the rest.
     pub(crate) fn judge(&mut self, before: &Snapshot, now: &Snapshot) -> io::Result<Vec<Candidate<'a>>> {
         let (changes, links) = before.changes(now);
-        let mut candidates = self.judge_all(changes, now)?;
+        let mut candidates = self.judge_all(changes, before, now)?;
         let known = before.links();
         for (path, target) in links {
             candidates.extend(self.judge_link(path, &target, &known));
@@ -93,8 +95,19 @@ impl<'a> Settler<'a> {
     }
 
     /// Judges changes of guarded entries.
-    pub(crate) fn judge_all(&mut self, changes: Vec<Change>, now: &Snapshot) -> io::Result<Vec<Candidate<'a>>> {
+    pub(crate) fn judge_all(
+        &mut self,
+        changes: Vec<Change>,
+        before: &Snapshot,
+        now: &Snapshot,
+    ) -> io::Result<Vec<Candidate<'a>>> {
         let mut candidates = Vec::new();
+        let is_young = |rule: &Rule, change: &Change| {
+            // An environment that was there before is not made new by a directory in it.
+            let of_old = || change.path.ancestors().skip(1).any(|at| before.has(&at.join("pyvenv.cfg")));
+            let in_new = || change.path.parent().is_some_and(|at| !before.has_directory(at));
+            rule.new_directory_excuses && change.before.is_none() && in_new() && !of_old()
+        };
         for change in changes {
             let Some(held) = &change.now else {
                 let path = change.path.clone();
@@ -104,7 +117,8 @@ impl<'a> Settler<'a> {
                         let done = self.put_directory_aside(&change, rule);
                         self.note(&path, done);
                     }
-                    _ => self.outcome.deleted.push(path),
+                    (_, Some(rule)) if rule.action != Action::Report => self.outcome.deleted.push(path),
+                    _ => {}
                 }
                 continue;
             };
@@ -119,6 +133,10 @@ impl<'a> Settler<'a> {
                 Decision::Keep => {
                     let kept = self.keep(&change);
                     self.note(&change.path, kept);
+                }
+                Decision::Report(_) if is_young(rule, &change) => {}
+                Decision::PutAside { why, .. } if is_young(rule, &change) => {
+                    self.outcome.reported.push((change.path, why, rule.id.to_string()));
                 }
                 Decision::Report(why) => self.outcome.reported.push((change.path, why, rule.id.to_string())),
                 Decision::Rewrite(text) => {
@@ -204,7 +222,7 @@ impl<'a> Settler<'a> {
         let (entry, content, before) = self.entry(path, rule, why, now, old);
         let entry = Entry { stage: Stage::Done, ..entry };
         let id = self.quarantine.add(&entry, &content, &before)?;
-        self.outcome.put_aside.push((id, entry));
+        self.outcome.put_aside.push((self.tree.path.clone(), id, entry));
         Ok(())
     }
 

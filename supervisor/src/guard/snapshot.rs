@@ -222,6 +222,16 @@ impl Snapshot {
         }
     }
 
+    /// Was there this guarded entry?
+    pub(crate) fn has(&self, path: &Path) -> bool {
+        self.held().any(|(known, ..)| known == path)
+    }
+
+    /// Was there this directory?
+    pub(crate) fn has_directory(&self, path: &Path) -> bool {
+        (0..self.dirs.len()).any(|index| self.path_of(index as u32) == path)
+    }
+
     /// Was this guarded entry this inode?
     pub(crate) fn is_inode(&self, path: &Path, ino: u64) -> bool {
         let parent = path.parent().unwrap_or(Path::new(""));

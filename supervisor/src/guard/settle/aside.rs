@@ -61,7 +61,7 @@ impl Settler<'_> {
         }
         let entry = Entry { stage: Stage::Done, ..entry };
         self.quarantine.update(id, &entry)?;
-        self.outcome.put_aside.push((id, entry));
+        self.outcome.put_aside.push((self.tree.path.clone(), id, entry));
         Ok(())
     }
 

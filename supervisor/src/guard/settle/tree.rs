@@ -170,6 +170,7 @@ impl Settler<'_> {
                 self.keep_private(&path, rule, sets(&refused), &now, before.as_ref())?;
             }
         }
+        self.outcome.kept.extend(private.removed);
         for (path, before, now) in private.hooks {
             let Some(rule) = self.rules.rule(&path, Some(git)) else { continue };
             let approved = self.approved.has(&rule.id, &path, &now.is, now.mode);
