@@ -108,18 +108,23 @@ fn changes(before: &File, now: &File, host: &File, also: Also<'_>) -> Changes {
             }
         }
     }
-    // Half of a remote is worse than none: renamed or moved, it would be gone where it was and not come where it went.
-    if WHOLE.iter().any(|section| bad.contains(*section)) {
-        let kept_back = |(key, _): &(Name, Vec<Option<Vec<u8>>>)| WHOLE.contains(&key.section.as_str());
-        let (back, good) = changes.good.into_iter().partition(kept_back);
-        changes.refused.extend(Vec::into_iter(back).map(|(key, _)| key.to_string()));
-        changes.good = good;
+    // Half of a remote is worse than none: renamed or moved, it would be gone where it was and not come where it went, or be
+    // gone for a branch that still names it.
+    let removes = |(key, values): &(Name, Vec<Option<Vec<u8>>>)| key.section == "remote" && values.is_empty();
+    if bad.contains("branch") && changes.good.iter().any(removes) {
+        bad.insert("remote");
     }
+    let (good, back) = changes.good.into_iter().partition(|(key, _)| {
+        let section = key.section.as_str();
+        !(WHOLE.contains(&section) && bad.contains(section))
+    });
+    changes.good = good;
+    changes.refused.extend(Vec::into_iter(back).map(|(key, _)| key.to_string()));
     changes
 }
 
 /// Sections of which all changes are taken over, or none.
-const WHOLE: [&str; 3] = ["remote", "branch", "submodule"];
+const WHOLE: [&str; 2] = ["remote", "submodule"];
 
 fn values(file: &File) -> Values<'_> {
     let mut values = Values::new();
