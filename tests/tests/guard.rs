@@ -143,6 +143,13 @@ const TRICKS: &[Trick] = &[
         &[b"d/.vscode/tasks.json"],
     ),
     ("unwritable_parent", "mkdir d; echo OWN > d/.envrc", "echo PLANT > d/.envrc; chmod 500 d", &[b"d/.envrc"]),
+    (
+        "names_of_ours_taken",
+        "",
+        "r=$(grep -o 'runs/[0-9]*-[0-9]*' /proc/self/mountinfo | head -n 1 | cut -d / -f 2)
+        for i in $(seq 900); do touch .hermes-sandbox-$r-$i; done; echo PLANT > .envrc",
+        &[b".envrc"],
+    ),
     ("many", "", "for i in $(seq 300); do mkdir $i; echo PLANT > $i/.envrc; done", &[b"1/.envrc", b"150/.envrc", b"300/.envrc"]),
 ];
 

@@ -21,7 +21,7 @@ use super::rules::TreeRules;
 use super::run::{Record, Run};
 use super::shadow::place;
 use super::snapshot::{Change, Held, Is, Snapshot, Wanted, hold};
-use crate::beneath::kind;
+use crate::beneath::{TEMPORARY, kind};
 use crate::clock;
 use crate::state::Tree;
 
@@ -32,6 +32,7 @@ pub(crate) use tree::settle_tree;
 #[derive(Debug, Clone)]
 pub(crate) struct About {
     pub(crate) run: String,
+    secret: Vec<u8>,
     pub(crate) profile: String,
     pub(crate) command: String,
 }
@@ -72,7 +73,14 @@ pub(crate) struct Candidate<'r> {
 impl About {
     /// That of a run.
     pub(crate) fn of(run: &Run, record: &Record) -> Self {
-        Self { run: run.name(), profile: record.profile.clone(), command: record.command.clone() }
+        Self { run: run.name(), secret: run.secret(), profile: record.profile.clone(), command: record.command.clone() }
+    }
+
+    /// What a file is called between its own name and the quarantine. Another supervisor finds it again, and no job can have
+    /// it there before: what is there already counts as taken away.
+    fn away(&self, id: u64) -> String {
+        let name = hermes_profiles::trust::hash(&[&self.secret[..], &id.to_le_bytes()].concat());
+        format!("{TEMPORARY}{}", &name[..32])
     }
 }
 

@@ -66,7 +66,7 @@ impl Settler<'_> {
     }
 
     fn take_away(&self, parent: &OwnedFd, name: &std::ffi::OsStr, id: u64, entry: &Entry) -> io::Result<()> {
-        let away = format!("{TEMPORARY}{}-{id}", self.about.run);
+        let away = self.about.away(id);
         let take = || rename_to_free(parent, name, parent, away.as_ref());
         let taken = take().or_else(|errno| match errno {
             Errno::EACCES => {
@@ -90,7 +90,11 @@ impl Settler<'_> {
                     Err(Errno::EXDEV) => {
                         let mut beside = name.to_owned();
                         beside.push(format!(".put-aside-{id}"));
-                        rename_to_free(parent, away.as_ref(), parent, &beside)
+                        match rename_to_free(parent, away.as_ref(), parent, &beside) {
+                            // Neither does anything look for the name that it has.
+                            Err(Errno::EEXIST | Errno::ENAMETOOLONG) => Ok(()),
+                            other => other,
+                        }
                     }
                     other => other,
                 }
