@@ -143,6 +143,13 @@ const TRICKS: &[Trick] = &[
         &[b"d/.vscode/tasks.json"],
     ),
     ("unwritable_parent", "mkdir d; echo OWN > d/.envrc", "echo PLANT > d/.envrc; chmod 500 d", &[b"d/.envrc"]),
+    ("looks_like_git", "", "touch HEAD; mkdir objects refs; echo PLANT > .envrc", &[b".envrc"]),
+    (
+        "below_what_looks_like_git",
+        "",
+        "touch HEAD; mkdir -p objects/a refs logs; echo PLANT > objects/a/.envrc; echo PLANT > logs/.envrc",
+        &[b"objects/a/.envrc", b"logs/.envrc"],
+    ),
     (
         "names_of_ours_taken",
         "",

@@ -40,7 +40,7 @@ use hermes_profiles::Caller;
 use quarantine::Quarantine;
 pub(crate) use reach::{concerns, touch};
 use reach::{readable, skips, writable_trees};
-use rules::TreeRules;
+use rules::{TreeRules, is_in_dot_git};
 use run::{Record, Repository, Run, TreeRecord};
 use settle::{Outcome, settle_tree};
 use snapshot::{Is, Snapshot};
@@ -311,7 +311,9 @@ fn read_only(rules: &TreeRules<'_>, tree: &Path, now: &Snapshot) -> Vec<Cover> {
 
 /// The `.git` files of worktrees and submodules, and the git directories that they lead to.
 fn pointers(now: &Snapshot) -> Vec<(PathBuf, PathBuf)> {
-    let named = now.held().filter(|(path, git, _)| git.is_none() && path.file_name().is_some_and(|name| name == ".git"));
+    let named = now.held().filter(|(path, git, _)| {
+        git.as_deref().is_none_or(|git| !is_in_dot_git(git)) && path.file_name().is_some_and(|name| name == ".git")
+    });
     let leads = named.filter_map(|(path, _, held)| match &held.is {
         Is::File(content) => {
             let target = std::ffi::OsStr::from_bytes(content.strip_prefix(b"gitdir: ")?.trim_ascii_end());

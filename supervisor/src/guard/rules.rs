@@ -108,7 +108,7 @@ impl<'p> TreeRules<'p> {
 
     /// Is a guarded entry to be read-only at once?
     pub(crate) fn prevents(&self, path: &Path, git: Option<&Path>) -> bool {
-        git.is_none() && self.rule(path, git).is_some_and(|rule| self.guard.prevents(path, rule))
+        git.is_none_or(|git| !is_in_dot_git(git)) && self.rule(path, git).is_some_and(|rule| self.guard.prevents(path, rule))
     }
 
     /// The same for an entry of a git directory.
@@ -130,14 +130,19 @@ impl<'p> TreeRules<'p> {
     }
 
     fn find(&self, scope: &Scope, directory: &Path, git: Option<&Path>, name: &OsStr, link: bool) -> Option<&Rule> {
-        let rule = match git.and_then(|git| directory.strip_prefix(git).ok()) {
-            // Git makes no symlinks in its own directory.
-            Some(inside) => {
-                self.guard.in_git_dir(&inside.join(name)).or_else(|| if link { self.guard.by_id("git-pointer") } else { None })
-            }
+        let by_place = || match link {
             // Through a symlink in the place of a directory a guarded file can be somewhere else.
-            None if link => self.guard.rule_for_link(scope, directory, name),
-            None => self.guard.rule(scope, directory, name),
+            true => self.guard.rule_for_link(scope, directory, name),
+            false => self.guard.rule(scope, directory, name),
+        };
+        let rule = match git.and_then(|git| directory.strip_prefix(git).ok()) {
+            Some(inside) => {
+                let in_git = self.guard.in_git_dir(&inside.join(name));
+                let by_place = || if is_in_dot_git(directory) { None } else { by_place() };
+                // Git makes no symlinks in its own directory.
+                in_git.or_else(by_place).or_else(|| if link { self.guard.by_id("git-pointer") } else { None })
+            }
+            None => by_place(),
         };
         let by_own_name = || self.own.as_ref().and_then(|own| self.guard.rule_for(&own.join(directory).join(name)));
         rule.or_else(by_own_name).or_else(|| self.aliases.iter().find_map(|alias| self.by_alias(alias, directory, name)))
@@ -220,6 +225,12 @@ fn is_own_repository(path: &Path) -> bool {
     [path.join(".git/HEAD"), path.join("HEAD")].iter().any(|head| owned(head)) && owned(path)
 }
 
+/// Is this certainly git's own? What only looks like a git directory, by `HEAD`, `objects` and `refs`, which any job can make
+/// beside people's files, is one as well.
+pub(crate) fn is_in_dot_git(directory: &Path) -> bool {
+    directory.components().any(|name| name.as_os_str() == ".git")
+}
+
 /// A line as a path.
 fn text(content: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(content.trim_ascii_end()))
@@ -238,6 +249,10 @@ impl Rules for TreeRules<'_> {
             Some(rule) if rule.action == Action::Report && rule.check == Check::Whole => Wanted::Watched,
             Some(_) => Wanted::Kept,
         }
+    }
+
+    fn is_in_git_tree(&self) -> bool {
+        is_in_dot_git(&self.tree)
     }
 
     fn skips(&self, directory: &Path) -> bool {

@@ -102,6 +102,8 @@ pub(crate) trait Rules {
     fn scope(&self, directory: &Path) -> Self::Scope;
     /// Is this entry guarded? `git` is the path of a git directory that `directory` is or lies in.
     fn wants(&self, scope: &Self::Scope, directory: &Path, git: Option<&Path>, name: &OsStr, link: bool) -> Wanted;
+    /// Does the tree itself lie in a `.git`?
+    fn is_in_git_tree(&self) -> bool;
     /// Directories that the sandbox cannot change, relative to the tree.
     fn skips(&self, directory: &Path) -> bool;
 }

@@ -11,7 +11,7 @@ use super::{About, Candidate, Decision, Outcome, Settler, decide};
 use crate::error::Error;
 use crate::guard::distrusted::Distrusted;
 use crate::guard::quarantine::Stage;
-use crate::guard::rules::TreeRules;
+use crate::guard::rules::{TreeRules, is_in_dot_git};
 use crate::guard::run::{Believed, Record, Repository, Run, TreeRecord};
 use crate::guard::shadow::{self, Merge};
 use crate::guard::snapshot::{Held, Is, Snapshot};
@@ -88,7 +88,7 @@ fn excuse<'r>(of_tree: &TreeRecord, candidates: Vec<Candidate<'r>>) -> Vec<Candi
     let mut by_repository: BTreeMap<usize, Vec<Candidate<'r>>> = BTreeMap::new();
     let mut left = Vec::new();
     for candidate in candidates {
-        let wanted = candidate.rule.tracked && candidate.change.git.is_none();
+        let wanted = candidate.rule.tracked && candidate.change.git.as_deref().is_none_or(|git| !is_in_dot_git(git));
         match wanted.then(|| repository_of(of_tree, &candidate.change.path)).flatten() {
             Some(index) => by_repository.entry(index).or_default().push(candidate),
             None => left.push(candidate),

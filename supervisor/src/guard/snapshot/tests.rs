@@ -24,6 +24,10 @@ impl Rules for Few {
         }
     }
 
+    fn is_in_git_tree(&self) -> bool {
+        false
+    }
+
     fn skips(&self, directory: &Path) -> bool {
         directory == Path::new("skipped")
     }
@@ -156,6 +160,34 @@ fn git_directories_are_known_by_what_they_hold() {
     }
     assert_eq!(tree.changes(&before), ["+plain/config", "+plain/hooks/post-checkout"]);
     assert_eq!(tree.look(Some(&before)).git_dirs().len(), 3);
+}
+
+#[test]
+fn a_git_directory_with_objects_and_refs_elsewhere_is_one() {
+    let tree = Tree::new();
+    tree.write("apart/config", "c");
+    tree.write("apart/commondir", "../other");
+    let before = tree.settle();
+    assert_eq!(before.held().count(), 0);
+    tree.write("apart/HEAD", "ref: refs/heads/main");
+    tree.write(".git/worktrees/w/HEAD", "ref: refs/heads/w");
+    tree.write(".git/worktrees/w/commondir", "../..");
+    assert_eq!(tree.changes(&before), ["+apart/config"]);
+    assert_eq!(tree.look(None).git_dirs(), [Path::new(".git"), Path::new("apart")], "a linked worktree's is none of its own");
+}
+
+#[test]
+fn only_git_keeps_its_data_to_itself() {
+    let tree = Tree::new();
+    let before = tree.settle();
+    for git in ["looks", ".git"] {
+        for name in ["HEAD", "objects/a/config", "refs/config"] {
+            tree.write(&format!("{git}/{name}"), "x");
+        }
+    }
+    tree.write("looks/objects/a/HEAD", "");
+    tree.write("looks/objects/a/commondir", "");
+    assert_eq!(tree.changes(&before), ["+looks/objects/a/config"]);
 }
 
 #[test]

@@ -12,13 +12,15 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, Mode, SFlag};
 
+use super::super::rules::is_in_dot_git;
 use super::{Dir, Held, Is, LONGEST, ROOT, Rules, Snapshot, Wanted, ctime, path_of};
 use crate::beneath::{Root, TEMPORARY, kind};
 use crate::clock::COARSE;
 
 /// Bytes of a directory that are read at a time.
 const BUFFER: usize = 32 * 1024;
-/// What git keeps in a git directory that nobody executes.
+/// What git keeps in a git directory that nobody executes. Only below a `.git`: elsewhere a job could give a directory the
+/// looks of a git directory to keep people's files in these.
 const GIT_DATA: &[&str] = &["objects", "refs", "logs", "lfs"];
 
 /// What a walk found.
@@ -187,8 +189,12 @@ impl<R: Rules> Walk<'_, R> {
         let entries = self.list(&fd)?;
         let index = self.dirs.len() as u32;
         let has = |wanted: &str| entries.iter().any(|entry| self.name(entry) == wanted.as_bytes());
-        let repository = has("HEAD") && has("objects") && has("refs");
+        // Git takes objects and refs from where `commondir` leads, is_git_directory in its setup.c. Below a `.git` that
+        // is a linked worktree's, which its own rules are about.
+        let apart = !is_in_dot_git(path) && has("HEAD") && has("commondir");
+        let repository = has("HEAD") && has("objects") && has("refs") || apart;
         let is_git = name == b".git" || repository;
+        let is_data = is_git && (is_in_dot_git(path) || self.rules.is_in_git_tree());
         let git = if is_git { Some(index) } else { git };
         self.dirs.push(Dir {
             parent,
@@ -206,7 +212,7 @@ impl<R: Rules> Walk<'_, R> {
         for entry in &entries {
             let name = self.name(entry);
             match entry.kind {
-                SFlag::S_IFDIR if is_git && GIT_DATA.iter().any(|data| data.as_bytes() == name) => {}
+                SFlag::S_IFDIR if is_data && GIT_DATA.iter().any(|data| data.as_bytes() == name) => {}
                 SFlag::S_IFDIR => below.push(name.to_vec()),
                 kind => {
                     if name.starts_with(TEMPORARY.as_bytes()) {
