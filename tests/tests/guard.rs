@@ -135,6 +135,13 @@ const TRICKS: &[Trick] = &[
         &[b"e/.envrc"],
     ),
     ("parent_leads_outside_anew", "", "ln -s '@PRIVATE@' .vscode", &[b".vscode/tasks.json"]),
+    ("reported_name_leads_outside", "", "ln -s '@PRIVATE@/.envrc' Makefile", &[b"Makefile"]),
+    (
+        "leads_outside_behind_a_link",
+        "",
+        "mkdir -p a/b/c/d/e/f/g/h; ln -s /usr/share a/b/c/d/e/f/g/h/i; ln -s 'i/../..@PRIVATE@/.envrc' a/b/c/d/e/f/g/h/j",
+        &[b"a/b/c/d/e/f/g/h/j"],
+    ),
     ("unreadable", "echo OWN > .envrc", "echo PLANT > .envrc; chmod 000 .envrc", &[b".envrc"]),
     (
         "unreadable_parent",

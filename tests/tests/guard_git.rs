@@ -73,6 +73,42 @@ const PLANTS: &[Plant] = &[
         "script tools/git/post-index-change",
         STATUS,
     ),
+    (
+        "hooks_path_called_hooks",
+        Ended,
+        "FIRE=:; script tools/hooks/pre-commit; git config core.hooksPath tools/hooks",
+        "echo \"$FIRE\" >> tools/hooks/pre-commit",
+        COMMIT,
+    ),
+    (
+        "hooks_path_led_away",
+        Ended,
+        "FIRE=:; script dev/hooks/pre-commit; git config core.hooksPath dev/hooks",
+        "mv dev old; script planted/hooks/pre-commit; ln -s planted dev",
+        COMMIT,
+    ),
+    (
+        "hooks_path_through_a_link",
+        Ended,
+        "FIRE=:; script real/git/pre-commit; ln -s real dev; git config core.hooksPath dev/git",
+        "echo \"$FIRE\" >> real/git/pre-commit",
+        COMMIT,
+    ),
+    (
+        "include_led_away",
+        Ended,
+        "mkdir cfg; git config -f cfg/team.cfg alias.lg log; git config include.path ../cfg/team.cfg",
+        "mv cfg old; mkdir planted; monitor planted/team.cfg; ln -s planted cfg",
+        STATUS,
+    ),
+    (
+        "objects_elsewhere",
+        Ended,
+        "",
+        "mkdir apart other; cp .git/HEAD apart; cp -r .git/objects .git/refs .git/config other; echo ../other > apart/commondir
+        script other/hooks/reference-transaction",
+        "cd apart && git branch new",
+    ),
     ("include", Alive, "", "monitor evil.cfg; git config include.path ../evil.cfg", STATUS),
     ("include_if", Alive, "", "monitor evil.cfg; git config 'includeIf.gitdir:**.path' ../evil.cfg", STATUS),
     (

@@ -86,7 +86,21 @@ impl<'p> TreeRules<'p> {
                 _ => {}
             }
         }
-        aliases.into_iter().filter(|alias| !alias.at.as_os_str().is_empty()).collect()
+        let mut aliases: Vec<Alias> = aliases.into_iter().filter(|alias| !alias.at.as_os_str().is_empty()).collect();
+        let through: Vec<Alias> = aliases.iter().flat_map(|alias| self.through_links(alias, &aliases)).collect();
+        aliases.extend(through);
+        aliases.sort();
+        aliases.dedup();
+        aliases
+    }
+
+    /// Where an alias really is when a directory on the way to it is a symlink.
+    fn through_links(&self, alias: &Alias, all: &[Alias]) -> Vec<Alias> {
+        let link = |link: &Alias| {
+            let rest = alias.at.strip_prefix(link.seen.as_ref()?).ok()?;
+            Some(Alias { at: link.at.join(rest), seen: alias.seen.clone() })
+        };
+        all.iter().filter_map(link).filter(|real| real.at != alias.at).collect()
     }
 
     /// A path relative to the tree, or absolute, as one without `..` relative to the tree; `None` when it leads out.
@@ -145,21 +159,33 @@ impl<'p> TreeRules<'p> {
             None => by_place(),
         };
         let by_own_name = || self.own.as_ref().and_then(|own| self.guard.rule_for(&own.join(directory).join(name)));
-        rule.or_else(by_own_name).or_else(|| self.aliases.iter().find_map(|alias| self.by_alias(alias, directory, name)))
+        match rule.or_else(by_own_name) {
+            Some(rule) if rule.action != Action::Report => Some(rule),
+            // What one only hears of by its name may still be a hook.
+            rule => self.aliases.iter().find_map(|alias| self.by_alias(alias, directory, name, link)).or(rule),
+        }
     }
 
-    fn by_alias(&self, alias: &Alias, directory: &Path, name: &OsStr) -> Option<&Rule> {
+    fn by_alias(&self, alias: &Alias, directory: &Path, name: &OsStr, link: bool) -> Option<&Rule> {
         let path = directory.join(name);
-        let rest = path.strip_prefix(&alias.at).ok()?;
+        // In the place of a directory above it leads everything elsewhere.
+        let above = link && alias.at != path && alias.at.starts_with(&path);
+        let rest = if above { Path::new("") } else { path.strip_prefix(&alias.at).ok()? };
         match &alias.seen {
-            None => self.guard.by_id("git-hookspath").filter(|_| rest.components().count() == 1),
+            None => self.guard.by_id("git-hookspath").filter(|_| above || rest.components().count() == 1),
             Some(seen) if rest.as_os_str().is_empty() => self.guard.rule_for(seen),
             Some(seen) => self.guard.rule_for(&seen.join(rest)),
         }
     }
 
     /// The rule for a symlink at `path` when it leads to what the sandbox could not read.
+    ///
+    /// So does any that goes up behind a name, which may be a symlink by then: where that ends its text does not say.
     pub(crate) fn leads_out(&self, path: &Path, target: &Path) -> Option<&Rule> {
+        let ups = target.components().skip_while(|part| !matches!(part, Component::Normal(_)));
+        if ups.into_iter().any(|part| part == Component::ParentDir) {
+            return self.guard.by_id("symlink-out");
+        }
         let leads = link_leads_out(&self.tree, path, target)?;
         let any = |paths: &[PathBuf]| paths.iter().any(|at| covers(at, &leads));
         let open = leads == Path::new("/dev/null") || (any(&self.readable.granted) && !any(&self.readable.hidden));

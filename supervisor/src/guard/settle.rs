@@ -28,6 +28,9 @@ use crate::state::Tree;
 pub(crate) use decide::{Decision, decide};
 pub(crate) use tree::settle_tree;
 
+/// Why a symlink is put aside.
+const LEADS_OUT: &str = "a symlink to what the sandbox could not read";
+
 /// About the run, for the entries of the quarantine.
 #[derive(Debug, Clone)]
 pub(crate) struct About {
@@ -146,6 +149,13 @@ impl<'a> Settler<'a> {
                 Decision::PutAside { why, .. } if is_young(rule, &change) => {
                     self.outcome.reported.push((change.path, why, rule.id.to_string()));
                 }
+                // A rule that only reports says nothing about where it leads.
+                Decision::Report(_) if let Some(rule) = self.link_out(&change.path, held) => {
+                    let why = LEADS_OUT.to_owned();
+                    let old = change.before.as_ref().filter(|before| !matches!(before.is, Is::Unread | Is::Special));
+                    let instead = old.map(|before| (before.is.clone(), before.mode));
+                    candidates.push(Candidate { change, rule, why, instead });
+                }
                 Decision::Report(why) => self.outcome.reported.push((change.path, why, rule.id.to_string())),
                 Decision::Rewrite(text) => {
                     let rewritten = self.rewrite(&change, text);
@@ -155,6 +165,13 @@ impl<'a> Settler<'a> {
             }
         }
         Ok(candidates)
+    }
+
+    /// The rule for a guarded symlink that leads to what the sandbox could not read, unless that was approved.
+    fn link_out(&self, path: &Path, held: &Held) -> Option<&'a Rule> {
+        let Is::Link(target) = &held.is else { return None };
+        let rule = self.rules.leads_out(path, Path::new(std::ffi::OsStr::from_bytes(target)))?;
+        (!self.approved.has(&rule.id, path, &held.is, 0)).then_some(rule)
     }
 
     fn judge_link(&self, path: PathBuf, target: &Path, known: &BTreeMap<PathBuf, &[u8]>) -> Option<Candidate<'a>> {
@@ -167,7 +184,7 @@ impl<'a> Settler<'a> {
         let held = hold(&self.tree.root, &path, &stat, Wanted::Kept);
         let instead = known.get(&path).map(|old| (Is::Link(old.to_vec()), 0o777));
         let before = instead.as_ref().map(|(is, mode)| held.with(is.clone(), *mode));
-        let why = "a symlink to what the sandbox could not read".to_owned();
+        let why = LEADS_OUT.to_owned();
         let change = Change { path, git: None, before, now: Some(held) };
         Some(Candidate { change, rule, why, instead })
     }
