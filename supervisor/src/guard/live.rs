@@ -7,8 +7,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use hermes_backends::compile::shadow::LINKS;
+use hermes_backends::local::sys::fd::has_no_writer;
 use hermes_backends::step::StepError;
 use hermes_backends::wire::Cover;
+use nix::errno::Errno;
+use nix::sys::stat::SFlag;
 
 use super::history::Tips;
 use super::run::{Believed, Record, Repository, Run};
@@ -17,6 +20,7 @@ use super::shadow::{self, Merge};
 use super::snapshot::{Change, Is, LONGEST, Snapshot, Wanted, hold};
 use super::watch::{Watch, Work};
 use super::{Guards, TreeRules, cannot, look};
+use crate::beneath::kind;
 use crate::error::Error;
 use crate::output;
 use crate::state::{Tree, store};
@@ -150,6 +154,14 @@ impl Guards {
 
     /// Init's answer to what it was asked to cover.
     pub(crate) fn covered(&mut self, failed: &[(u32, StepError)]) -> Result<(), Error> {
+        let asked = match &self.pending {
+            Some(pending) => Some(Asked::Cover(pending.covers.clone())),
+            None => self.live.as_mut().and_then(|live| live.asked.pop_front()),
+        };
+        let failed: Vec<&(u32, StepError)> = failed
+            .iter()
+            .filter(|(at, error)| !asked.as_ref().is_some_and(|asked| self.is_covered_already(asked, *at, error)))
+            .collect();
         if let Some((_, error)) = failed.first() {
             output::complain(&format!("some of the repositories' hooks and configurations are watched, not shadowed: {error}"));
         }
@@ -157,7 +169,7 @@ impl Guards {
             pending.failed = Some(failed.iter().map(|(index, _)| *index).collect());
             return Ok(());
         }
-        let Some(asked) = self.live.as_mut().and_then(|live| live.asked.pop_front()) else { return Ok(()) };
+        let Some(asked) = asked else { return Ok(()) };
         let (Asked::Cover(covers) | Asked::New { covers, .. }) = &asked;
         for (index, cover) in (0..).zip(covers) {
             let Cover::Link { target, .. } = cover else { continue };
@@ -180,6 +192,15 @@ impl Guards {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Covers of what the host replaces quickly are asked for more than once: init then meets the symlink of the first, where
+    /// the host has a file.
+    fn is_covered_already(&self, asked: &Asked, at: u32, error: &StepError) -> bool {
+        let (Asked::Cover(covers) | Asked::New { covers, .. }) = asked;
+        let Some(Cover::Link { target, .. }) = covers.get(at as usize) else { return false };
+        let place = self.place(target).filter(|_| error.errno() == Errno::ELOOP);
+        place.is_some_and(|(tree, path)| self.trees[tree].0.root.stat(&path).is_ok_and(|stat| kind(&stat) == SFlag::S_IFREG))
     }
 
     fn place(&self, target: &Path) -> Option<(usize, PathBuf)> {
@@ -243,11 +264,14 @@ impl Guards {
     /// must not take it for the sandbox's.
     fn believe(&mut self, index: usize, path: &Path) -> io::Result<()> {
         let (tree, _) = &self.trees[index];
-        let Ok(stat) = tree.root.stat(path) else { return Ok(()) };
+        let Ok((file, stat)) = tree.root.open_file(path) else { return Ok(()) };
+        let alone = stat.st_nlink == 1 && has_no_writer(file.as_fd()).unwrap_or(false);
         let held = hold(&tree.root, path, &stat, Wanted::Kept);
+        // By name it may be another one than the one that was looked at.
+        let same = tree.root.stat(path).is_ok_and(|now| now.st_ino == stat.st_ino);
         let is_hosts = self.live.as_mut().is_some_and(|live| {
             let ours = live.merged.get(&(index, path.to_owned()));
-            live.watch.is_covered(index, path) && ours.is_none_or(|ours| held.is != Is::File(ours.clone()))
+            live.watch.is_hosts(index, path, alone && same) && ours.is_none_or(|ours| held.is != Is::File(ours.clone()))
         });
         if let Some(live) = self.live.as_mut().filter(|_| is_hosts) {
             let believed = &mut live.believed[index];
@@ -345,8 +369,8 @@ impl Guards {
     }
 }
 
-/// Puts aside at once what leads git to hooks and configuration somewhere else: nothing can be covered that is not there
-/// before, and git itself only makes it for linked worktrees.
+/// Puts aside at once what is, or leads git to, hooks and configuration somewhere else: nothing can be covered that is not
+/// there before.
 fn take_away(
     run: &Run,
     record: &Record,
@@ -357,7 +381,9 @@ fn take_away(
 ) -> io::Result<Outcome> {
     let planted = |change: &Change| {
         let inside = change.git.as_deref().and_then(|git| change.path.strip_prefix(git).ok());
-        inside == Some(Path::new("commondir")) && change.now.is_some()
+        let name = inside.and_then(Path::file_name);
+        let elsewhere = inside == Some(Path::new("commondir")) || name.is_some_and(|name| name == "config.worktree");
+        elsewhere && change.now.is_some()
     };
     let (changes, _) = baseline.changes(now);
     let changes: Vec<Change> = changes.into_iter().filter(planted).collect();
