@@ -521,6 +521,19 @@ fn what_a_job_has_open_or_mapped_is_never_the_hosts_own_word() {
 }
 
 #[test]
+fn a_lock_that_a_job_leaves_keeps_nothing_from_starting() {
+    need!("git");
+    let sandbox = repository(&[]);
+    let run = sandbox.sh("git config user.name Inside; touch .git/config.lock");
+    assert!(run.ok().err().contains("put aside .git/config"), "{}", run.report());
+    sandbox.sh("true").ok();
+    let sandbox = repository(&[]);
+    sandbox.sh("git config user.name Inside; chmod 555 .git").ok();
+    sandbox.sh("true").ok();
+    assert!(sandbox.read(".git/config").contains("Inside"));
+}
+
+#[test]
 fn a_hook_installed_inside_runs_inside() {
     need!("git");
     let sandbox = repository(&[]);

@@ -362,6 +362,8 @@ pub(crate) fn under_lock(
     change: impl FnOnce(Option<&[u8]>) -> io::Result<Option<Vec<u8>>>,
 ) -> io::Result<()> {
     let (parent, name) = tree.root.parent(path)?;
+    // A job may have taken the right to write from it; while one runs it is left to it.
+    let _ = tree.root.make_writable(path.parent().unwrap_or(Path::new("")));
     let mode = tree.root.stat(path).map_or(0o644, |stat| stat.st_mode & 0o777);
     let mut lock = name.to_owned();
     lock.push(".lock");

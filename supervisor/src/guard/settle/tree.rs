@@ -150,13 +150,23 @@ impl Settler<'_> {
         let private = shadow::read(run_dir, baseline, git, number)?;
         for (path, before, now) in private.configs {
             let Some(rule) = self.rules.rule(&path, Some(git)) else { continue };
-            let old = shadow::text(before.as_ref());
+            let before_held = before.as_ref();
+            let old = shadow::text(before_held);
             let also = |key: &str, value: &[u8]| self.rules.leads_well(git, key, value);
             let refused = match &now.is {
                 Is::File(new) => {
                     let within = path.strip_prefix(git).unwrap_or(&path);
                     let (tree, before, private) = (self.tree, old, new.as_slice());
-                    Merge { tree, run_dir, number, within, path: &path, before, private, also: &also }.by_rename()?.refused
+                    let merge = Merge { tree, run_dir, number, within, path: &path, before, private, also: &also };
+                    match merge.by_rename() {
+                        // The lock may be a job's, and then nobody gives it up.
+                        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                            let why = "changes what is locked by another git".to_owned();
+                            self.keep_private(&path, rule, why, &now, before_held)?;
+                            continue;
+                        }
+                        merged => merged?.refused,
+                    }
                 }
                 _ => vec!["what is not a file".to_owned()],
             };
@@ -167,7 +177,7 @@ impl Settler<'_> {
                     Ok(if host == Some(old) { Some(new.clone()) } else { merged.ok().map(|merged| merged.text) })
                 })?;
             } else if !refused.is_empty() {
-                self.keep_private(&path, rule, sets(&refused), &now, before.as_ref())?;
+                self.keep_private(&path, rule, sets(&refused), &now, before_held)?;
             }
         }
         self.outcome.kept.extend(private.removed);
