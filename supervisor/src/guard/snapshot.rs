@@ -294,6 +294,11 @@ impl Held {
         Seen { is: &self.is, mode: self.mode }
     }
 
+    /// Bytes that are kept of it.
+    fn length(&self) -> u64 {
+        if let Is::File(content) = &self.is { content.len() as u64 } else { 0 }
+    }
+
     /// The same name with this in its place.
     pub(crate) fn with(&self, is: Is, mode: u32) -> Self {
         Self { is, mode, ..self.clone() }

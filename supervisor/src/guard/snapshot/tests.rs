@@ -235,3 +235,22 @@ fn a_tree_that_is_gone_is_an_error_and_what_cannot_be_read_is_left_out() {
     let file = tempfile::NamedTempFile::new().unwrap();
     assert!(Root::open(file.path()).is_err());
 }
+
+#[test]
+fn many_large_files_are_watched_and_not_kept() {
+    let tree = Tree::new();
+    tree.write("own/.envrc", "kept");
+    let before = tree.settle();
+    for index in 0..20 {
+        tree.write(&format!("{index}/.envrc"), "");
+        fs::File::options().write(true).open(tree.at(&format!("{index}/.envrc"))).unwrap().set_len(LONGEST).unwrap();
+    }
+    for now in [tree.look(Some(&before)), tree.look(None)] {
+        let kept: u64 = now.held().map(|(.., held)| held.length()).sum();
+        assert_eq!(now.held().count(), 21);
+        assert!((LONGEST..=MOST_KEPT + 4).contains(&kept), "{kept}");
+    }
+    let now = tree.look(Some(&before));
+    let own = now.held().find(|(path, ..)| path == Path::new("own/.envrc")).unwrap();
+    assert_eq!(own.2.is, Is::File(b"kept".to_vec()), "what is known already is not read again");
+}

@@ -17,6 +17,9 @@ use super::{Dir, Held, Is, LONGEST, ROOT, Rules, Snapshot, Wanted, ctime, path_o
 use crate::beneath::{Root, TEMPORARY, kind};
 use crate::clock::COARSE;
 
+/// Bytes of all files together that are kept; the rest is only watched. A job must not fill our memory, nor that of the next
+/// command, which would settle the same tree.
+const MOST_KEPT: u64 = 128 << 20;
 /// Bytes of a directory that are read at a time.
 const BUFFER: usize = 32 * 1024;
 /// What git keeps in a git directory that nobody executes. Only below a `.git`: elsewhere a job could give a directory the
@@ -42,6 +45,7 @@ pub(super) fn walk<R: Rules>(root: &Root, dev: u64, rules: &R, old: Option<&Snap
         names: Vec::new(),
         buffer: Vec::with_capacity(BUFFER),
         renewed: Cell::new(false),
+        kept: Cell::new(0),
         strays: RefCell::default(),
     };
     match old {
@@ -77,6 +81,8 @@ struct Walk<'a, R> {
     names: Vec<u8>,
     buffer: Vec<u8>,
     renewed: Cell<bool>,
+    /// Bytes of files.
+    kept: Cell<u64>,
     strays: RefCell<Vec<PathBuf>>,
 }
 
@@ -285,10 +291,14 @@ impl<R: Rules> Walk<'_, R> {
         if let Some((held, taken)) = known
             && held.untouched(stat.st_ino, ctime(&stat), stat.st_size, taken)
         {
+            self.kept.set(self.kept.get() + held.length());
             return Some(held.clone());
         }
         self.renewed.set(true);
-        Some(hold(self.root, &path, &stat, wanted))
+        let room = kind(&stat) != SFlag::S_IFREG || self.kept.get() + stat.st_size as u64 <= MOST_KEPT;
+        let held = hold(self.root, &path, &stat, if room { wanted } else { Wanted::Watched });
+        self.kept.set(self.kept.get() + held.length());
+        Some(held)
     }
 }
 
