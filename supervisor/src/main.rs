@@ -5,6 +5,7 @@ mod beneath;
 mod changes;
 mod clock;
 mod confined;
+mod diff;
 mod doctor;
 mod engine;
 mod error;

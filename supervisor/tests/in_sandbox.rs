@@ -13,6 +13,8 @@ mod changes;
 mod clock;
 #[path = "../src/confined.rs"]
 mod confined;
+#[path = "../src/diff/mod.rs"]
+mod diff;
 #[path = "../src/engine.rs"]
 mod engine;
 #[path = "../src/error.rs"]
