@@ -323,17 +323,11 @@ fn with_path(rules: &GuardRules, caller: &Caller, trees: &[(Tree, Snapshot)]) ->
     let mut rules = rules.clone();
     for directory in caller.variable("PATH").into_iter().flat_map(std::env::split_paths) {
         let real = std::fs::canonicalize(&directory).unwrap_or(directory);
-        if let Some(text) = real.to_str().filter(|_| trees.iter().any(|(tree, _)| real.starts_with(&tree.path))) {
-            rules.add.push(Selector::Absolute(escape_glob(text)));
+        if trees.iter().any(|(tree, _)| real.starts_with(&tree.path)) {
+            rules.add.extend(Selector::exactly(&real));
         }
     }
     rules
-}
-
-/// A path as a glob that means it alone.
-fn escape_glob(text: &str) -> String {
-    let special = |c| matches!(c, '*' | '?' | '[' | ']' | '{' | '}' | '\\' | '!');
-    text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
 }
 
 fn look(tree: &Tree, rules: &TreeRules<'_>, old: Option<&Snapshot>) -> io::Result<Snapshot> {

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use hermes_profiles::guard::{Check, git_config};
+use hermes_profiles::guard::{Check, git_config, sets};
 
-use super::decide::sets;
 use super::{About, Candidate, Decision, Outcome, Settler, decide};
 use crate::error::Error;
 use crate::guard::distrusted::Distrusted;
