@@ -11,6 +11,7 @@ mod engine;
 mod error;
 mod events;
 mod explain;
+mod fresh;
 mod guard;
 mod guard_rules;
 mod needs;

@@ -21,6 +21,8 @@ mod engine;
 mod error;
 #[path = "../src/events.rs"]
 mod events;
+#[path = "../src/fresh.rs"]
+mod fresh;
 #[path = "../src/guard/mod.rs"]
 mod guard;
 #[path = "../src/needs.rs"]
