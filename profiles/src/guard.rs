@@ -34,7 +34,7 @@ mod package;
 mod text;
 mod tree;
 
-pub use judge::{Verdict, judge};
+pub use judge::{Verdict, judge, sets};
 pub use link::link_leads_out;
 
 include!(concat!(env!("OUT_DIR"), "/guard.rs"));
@@ -46,6 +46,13 @@ pub const PACKAGES: [&str; 6] = ["node_modules", "site-packages", "vendor", "bow
 const POLICY: &str = "policy";
 /// The rule for what the policy's `stage` names.
 const STAGE: &str = "stage";
+
+impl Selector {
+    /// An absolute path that means itself alone, and all below; `None` when it is not called in UTF-8, as globs are.
+    pub fn exactly(path: &Path) -> Option<Self> {
+        String::from_utf8(pattern::literal(path.as_os_str().as_bytes())).ok().map(Self::Absolute)
+    }
+}
 
 static RULES: [OnceLock<Rule>; BYTES.len()] = [const { OnceLock::new() }; BYTES.len()];
 

@@ -1,18 +1,17 @@
 //! `quarantine`: what was put aside after runs is listed, shown, brought back or removed.
 
-mod diff;
 mod place;
 mod show;
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
 use crate::args::{BringArgs, Quarantine as Action, QuarantineArgs};
 use crate::clock;
+use crate::diff::{self, Side, Style};
 use crate::error::Error;
 use crate::events::Log;
 use crate::guard::quarantine::{self, Entry, Stage, What};
@@ -163,35 +162,34 @@ fn difference(found: &Found<'_>, json: bool) -> Result<u8, Error> {
     let Found { place, id, entry } = found;
     let (before, content) = show::both(found)?;
     let old = match entry.before {
-        quarantine::Before::File(mode) => Some(diff::Side { symlink: false, mode, content: Some(&before) }),
-        quarantine::Before::Symlink => Some(diff::Side { symlink: true, mode: 0o777, content: Some(&before) }),
-        quarantine::Before::Unknown => Some(diff::Side { symlink: false, mode: entry.mode, content: None }),
+        quarantine::Before::File(mode) => Some(Side::file(mode, Some(&before))),
+        quarantine::Before::Symlink => Some(Side::symlink(Some(&before))),
+        quarantine::Before::Unknown => Some(Side::file(entry.mode, None)),
         quarantine::Before::Absent => None,
     };
-    let new = diff::Side { symlink: entry.what == What::Symlink, mode: entry.mode, content: content.as_deref() };
+    let new = match entry.what {
+        What::Symlink => Side::symlink(content.as_deref()),
+        _ => Side::file(entry.mode, content.as_deref()),
+    };
     let lines = match entry.what {
         What::Special => {
             vec![("", format!("{}: {}", output::path(&entry.path), show::SPECIAL).into_bytes())]
         }
-        _ => diff::lines(&entry.path, old, Some(new)),
+        _ => diff::lines(&entry.path, old, Some(new), &|| true),
+    };
+    // Piped too: most of what it is piped to shows it on a terminal.
+    let text = |colour| {
+        let mut text = Vec::new();
+        diff::write(&mut text, &lines, Style { colour, harmless: true })
+            .map_err(|e| cannot("show the difference of", &entry.path, &e))?;
+        Ok::<_, Error>(String::from_utf8_lossy(&text).into_owned())
     };
     if json {
-        let text: Vec<String> = lines.iter().map(|(_, line)| show::harmless(line) + "\n").collect();
         let listed = Listed { id: *id, tree: output::path(&place.path), entry };
-        output::print_json(&Compared { listed, diff: text.concat() })?;
+        output::print_json(&Compared { listed, diff: text(false)? })?;
         return Ok(0);
     }
-    let colours = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let mut text = String::new();
-    for (colour, line) in lines {
-        // Piped too: most of what it is piped to shows it on a terminal.
-        let line = show::harmless(&line);
-        _ = match colours && !colour.is_empty() {
-            true => writeln!(text, "\x1b[{colour}m{line}\x1b[m"),
-            false => writeln!(text, "{line}"),
-        };
-    }
-    output::print(&text)?;
+    output::print(&text(diff::wants_colour())?)?;
     Ok(0)
 }
 

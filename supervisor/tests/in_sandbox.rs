@@ -13,12 +13,16 @@ mod changes;
 mod clock;
 #[path = "../src/confined.rs"]
 mod confined;
+#[path = "../src/diff/mod.rs"]
+mod diff;
 #[path = "../src/engine.rs"]
 mod engine;
 #[path = "../src/error.rs"]
 mod error;
 #[path = "../src/events.rs"]
 mod events;
+#[path = "../src/fresh.rs"]
+mod fresh;
 #[path = "../src/guard/mod.rs"]
 mod guard;
 #[path = "../src/needs.rs"]

@@ -19,61 +19,22 @@ const COMPARED: u64 = 8 << 20;
 pub struct Aside {
     /// What `show`, `diff`, `restore` and `approve` take.
     pub id: String,
+    /// Where it was, relative to its tree.
+    pub path: String,
     /// Everything that the list tells about it.
     pub value: Value,
-    words: Vec<String>,
 }
 
 impl Aside {
-    fn new(value: &Value) -> Option<Self> {
-        let id = match value.get("id")? {
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        };
-        let mut words = Vec::new();
-        collect_words(value, &mut words);
-        Some(Self { id, value: value.clone(), words })
+    fn new(value: Value) -> Self {
+        let path = value["path"].as_str().expect("an entry has a path").to_owned();
+        Self { id: value["id"].to_string(), path, value }
     }
 
-    /// Is this about a path of the workspace, or about a directory that holds it or lies below it?
+    /// Is this about a path, or about a directory that holds it or lies below it?
     pub fn concerns(&self, path: &str) -> bool {
-        self.words.iter().any(|word| {
-            word == path
-                || word.ends_with(&format!("/{path}"))
-                || word.contains(&format!("{path}/"))
-                || (!word.is_empty() && path.starts_with(&format!("{}/", word.trim_end_matches('/'))))
-        })
-    }
-
-    /// Is this about this very path of the workspace?
-    pub fn is_at(&self, path: &str) -> bool {
-        self.words.iter().any(|word| word == path || word.ends_with(&format!("/ws/{path}")))
-    }
-
-    /// Does any of its texts hold this?
-    pub fn mentions(&self, text: &str) -> bool {
-        self.words.iter().any(|word| word.contains(text))
-    }
-}
-
-fn collect_words(value: &Value, words: &mut Vec<String>) {
-    match value {
-        Value::String(text) => words.push(text.clone()),
-        Value::Array(items) => items.iter().for_each(|item| collect_words(item, words)),
-        Value::Object(fields) => fields.values().for_each(|item| collect_words(item, words)),
-        _ => {}
-    }
-}
-
-/// The entries of a list in any of the usual shapes: an array, an object that holds one, or a line for each.
-fn entries(value: &Value) -> Vec<Aside> {
-    match value {
-        Value::Array(items) => items.iter().flat_map(entries).collect(),
-        Value::Object(fields) => match Aside::new(value) {
-            Some(one) => vec![one],
-            None => fields.values().filter(|field| field.is_array()).flat_map(entries).collect(),
-        },
-        _ => Vec::new(),
+        let (own, other) = (Path::new(&self.path), Path::new(path));
+        own.starts_with(other) || other.starts_with(own)
     }
 }
 
@@ -95,11 +56,9 @@ impl Sandbox {
     pub fn put_aside(&self) -> Vec<Aside> {
         let listed = self.quarantine(["list", "--json"]);
         listed.ok();
-        let values: Vec<Value> = serde_json::Deserializer::from_slice(&listed.stdout)
-            .into_iter()
-            .collect::<Result<_, _>>()
-            .unwrap_or_else(|error| panic!("not JSON: {error}\n{}", listed.report()));
-        values.iter().flat_map(entries).collect()
+        let values: Vec<Value> = serde_json::from_slice(&listed.stdout)
+            .unwrap_or_else(|error| panic!("not a list in JSON: {error}\n{}", listed.report()));
+        values.into_iter().map(Aside::new).collect()
     }
 
     /// The one thing in the quarantine that concerns this path.

@@ -12,6 +12,10 @@ use tempfile::TempDir;
 
 use crate::outcome::{Outcome, run_to_end, run_to_end_with_input};
 
+/// Settings of git that make tests alike on every machine.
+pub const GITCONFIG: &str = "[user]\n\tname = Tester\n\temail = tester@example.test\n[init]\n\tdefaultBranch = main\n\
+    [protocol \"file\"]\n\tallow = always\n[commit]\n\tgpgsign = false\n[gc]\n\tauto = 0\n[advice]\n\tdetachedHead = false\n";
+
 /// The system's Python: one that every user can read, unlike a version manager's.
 pub const PYTHON: &str = "/usr/bin/python3";
 

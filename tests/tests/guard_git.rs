@@ -6,7 +6,7 @@ use std::fs;
 use std::process::Stdio;
 use std::time::Duration;
 
-use hermes_tests::{Live, Outcome, PYTHON, Sandbox, need, run_to_end, skip, wait_until};
+use hermes_tests::{GITCONFIG, Live, Outcome, PYTHON, Sandbox, need, run_to_end, skip, wait_until};
 
 /// When the host must already be safe.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -297,9 +297,6 @@ const PREVENTABLE: &[&str] = &[
     "worktree_pointer",
 ];
 
-const GITCONFIG: &str = "[user]\n\tname = Tester\n\temail = tester@example.test\n[init]\n\tdefaultBranch = main\n\
-    [protocol \"file\"]\n\tallow = always\n[commit]\n\tgpgsign = false\n[gc]\n\tauto = 0\n[advice]\n\tdetachedHead = false\n";
-
 /// The plants of a test, each with its repository in `g/NAME`.
 struct Field {
     sandbox: Sandbox,
@@ -383,7 +380,7 @@ fn what_is_planted_into_git_does_not_run_on_the_host_afterwards() {
     assert!(run.err().contains("quarantine list"), "{}", run.report());
     let all = field.sandbox.put_aside();
     let silent: Vec<_> = (field.plants.iter().map(|plant| plant.0))
-        .filter(|name| !all.iter().any(|one| one.mentions(&format!("g/{name}/"))))
+        .filter(|name| !all.iter().any(|one| one.concerns(&format!("g/{name}"))))
         .filter(|name| !PREVENTABLE.contains(name))
         .collect();
     assert!(silent.is_empty(), "nothing in the quarantine of {silent:?}: {all:#?}");
@@ -478,7 +475,7 @@ fn a_harmless_key_beside_a_harmful_one_reaches_the_host() {
     let config = sandbox.read(".git/config");
     assert!(config.contains("Inside") && !config.contains("fsmonitor"), "{config}");
     assert!(run.err().contains("quarantine list"), "{}", run.report());
-    assert!(sandbox.put_aside().iter().any(|one| one.mentions(".git/config")));
+    assert!(sandbox.put_aside().iter().any(|one| one.path == ".git/config"));
 }
 
 #[test]
@@ -520,7 +517,7 @@ fn what_a_job_has_open_or_mapped_is_never_the_hosts_own_word() {
         assert!(child.end().success());
         let config = sandbox.read(".git/config");
         assert!(!config.contains("evil"), "{hold}: {config}");
-        assert!(sandbox.put_aside().iter().any(|one| one.mentions(".git/config")), "{hold}");
+        assert!(sandbox.put_aside().iter().any(|one| one.concerns(".git/config")), "{hold}");
     }
 }
 

@@ -67,7 +67,7 @@ fn find(check: &Check, before: Option<&[u8]>, now: &[u8]) -> Finding {
         Check::Whole => Finding::Counts(if before.is_some() { "has changed" } else { "is new" }.into()),
         Check::GitConfig => match git_config::refused(before.unwrap_or_default(), now) {
             Ok(refused) if refused.is_empty() => Finding::Harmless,
-            Ok(refused) => Finding::Counts(format!("sets {}", list(refused.iter().map(String::as_str)))),
+            Ok(refused) => Finding::Counts(sets(&refused)),
             Err(unreadable) => Finding::Unclear(unreadable.to_string()),
         },
         Check::Todo => text::todo(now),
@@ -92,8 +92,13 @@ fn by_keys(parse: fn(&[u8]) -> Result<Tree, String>, keys: &Keys, before: Option
     let changed = tree::changed(keys, before.as_ref(), &now);
     match changed.is_empty() {
         true => Finding::Harmless,
-        false => Finding::Counts(format!("sets {}", list(changed.iter().map(String::as_str)))),
+        false => Finding::Counts(sets(&changed)),
     }
+}
+
+/// A short clause about keys, e.g. `sets core.fsmonitor, core.hooksPath, core.pager and 2 more`.
+pub fn sets(keys: &[String]) -> String {
+    format!("sets {}", list(keys.iter().map(String::as_str)))
 }
 
 /// The first few names.

@@ -9,15 +9,15 @@ use hermes_profiles::paths::normalise;
 use super::apply::{self, Held, tidy};
 use super::checkpoint::{self, Checkpoint};
 use super::decide::{Wanted, covered};
-use super::diff::{self, Style};
+use super::diff;
 use super::journal::Spot;
 use super::layer::{self, Found, Layer, Part};
 use super::order::in_git;
-use super::quote;
 use super::report::{self, Row};
 use super::scan::{Change, scan};
 use crate::args::{Changes, ChangesOf, Colour};
 use crate::beneath::Root;
+use crate::diff::{Style, quote, wants_colour};
 use crate::error::{Error, Kind};
 use crate::events::Log;
 use crate::guard;
@@ -163,18 +163,16 @@ fn diff(of: &ChangesOf, paths: &[PathBuf], show: Show, colour: Colour, all: bool
     let left_out = found.changes.iter().filter(|change| change.part > 0 || (asked(change) && inner(change))).count();
     let changes: Vec<&Change> = found.changes.iter().filter(asked).filter(|change| !inner(change)).collect();
 
-    let terminal = std::io::stdout().is_terminal();
-    let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let coloured = match colour {
+    let colour = match colour {
         Colour::Always => true,
         Colour::Never => false,
-        Colour::Auto => terminal && !no_colour,
+        Colour::Auto => wants_colour(),
     };
-    let style = Style { colour: coloured, harmless: terminal };
+    let style = Style { colour, harmless: std::io::stdout().is_terminal() };
     let ground = &grounds[0];
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let outcome = match show {
-        Show::Text => changes.iter().try_for_each(|change| diff::write(&mut out, change, ground, style)),
+        Show::Text => changes.iter().try_for_each(|change| crate::diff::write(&mut out, &diff::lines(change, ground)?, style)),
         Show::Names => changes.iter().filter(shows).try_for_each(|change| writeln!(out, "{}", quote::name("", &change.path))),
         Show::Stat => stat(&mut out, &changes, ground),
     };

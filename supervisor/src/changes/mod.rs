@@ -18,7 +18,6 @@ mod layer;
 mod node;
 mod order;
 mod prune;
-pub(crate) mod quote;
 mod report;
 mod run;
 mod scan;

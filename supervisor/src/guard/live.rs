@@ -182,8 +182,7 @@ impl Guards {
                 true => live.watch.uncovered(tree, &path),
                 false => {
                     live.watch.covered(tree, path.clone());
-                    let around = self.record.trees[tree].repositories.iter().filter(|r| path.starts_with(&r.git));
-                    let shadow = around.max_by_key(|r| r.git.components().count()).and_then(|r| r.shadow);
+                    let shadow = self.record.trees[tree].repository_around(&path).and_then(|repository| repository.shadow);
                     // What the host put there does not have what jobs changed.
                     shadow.inspect(|shadow| live.watch.changed(*shadow));
                 }
@@ -224,8 +223,7 @@ impl Guards {
             let Some(repository) = record.repositories.iter().find(|repository| repository.shadow == Some(number)) else {
                 continue;
             };
-            let rules = TreeRules::new(&self.record.rules, &tree.path, &record.skips, &self.record.readable)
-                .with_aliases(&self.trees[index].1.aliases);
+            let rules = TreeRules::of(&self.record, index, baseline);
             let private = shadow::read(&self.run.dir, baseline, &repository.git, number)?;
             for (path, before, now) in &private.configs {
                 if let Is::File(new) = &now.is {
@@ -252,9 +250,7 @@ impl Guards {
     }
 
     fn cover_again(&mut self, tree: usize, path: &Path) {
-        let record = &self.record.trees[tree];
-        let around = record.repositories.iter().filter(|repository| path.starts_with(&repository.git));
-        let Some(repository) = around.max_by_key(|repository| repository.git.components().count()) else { return };
+        let Some(repository) = self.record.trees[tree].repository_around(path) else { return };
         let Some(link) = repository.shadow.and_then(|number| shadow::link(number, path.strip_prefix(&repository.git).ok()?))
         else {
             return;
@@ -298,16 +294,15 @@ impl Guards {
         }
         for index in 0..self.trees.len() {
             let Some(old) = self.live.as_mut().map(|live| live.looks[index].take()) else { return Ok(()) };
-            let (tree, _) = &self.trees[index];
+            let (tree, baseline) = &self.trees[index];
             let of_tree = &self.record.trees[index];
-            let rules = TreeRules::new(&self.record.rules, &tree.path, &of_tree.skips, &self.record.readable)
-                .with_aliases(&self.trees[index].1.aliases);
-            let now = look(tree, &rules, Some(old.as_ref().unwrap_or(&self.trees[index].1)))?;
+            let rules = TreeRules::of(&self.record, index, baseline);
+            let now = look(tree, &rules, Some(old.as_ref().unwrap_or(baseline)))?;
             let known = |git: &PathBuf| of_tree.repositories.iter().any(|repository| repository.git == *git);
             let new: Vec<PathBuf> = now.repositories().into_iter().filter(|git| !known(git)).collect();
             let bad: Vec<PathBuf> = new.iter().filter(|git| runs_something(&rules, &now, git)).cloned().collect();
             let path = tree.path.clone();
-            let begun = take_away(&self.run, &self.record, tree, &rules, &self.trees[index].1, &now)?;
+            let begun = take_away(&self.run, &self.record, tree, &rules, baseline, &now)?;
             self.outcome.put_aside.extend(begun.put_aside);
             self.outcome.failed.extend(begun.failed);
             for git in bad {
@@ -347,10 +342,8 @@ impl Guards {
 
     /// Takes from the host's side of a covered new repository what would run there. Jobs see their own copies.
     fn clean(&self, index: usize, git: &Path) -> io::Result<()> {
-        let (tree, _) = &self.trees[index];
-        let of_tree = &self.record.trees[index];
-        let rules = TreeRules::new(&self.record.rules, &tree.path, &of_tree.skips, &self.record.readable)
-            .with_aliases(&self.trees[index].1.aliases);
+        let (tree, baseline) = &self.trees[index];
+        let rules = TreeRules::of(&self.record, index, baseline);
         let now = look(tree, &rules, None)?;
         for (path, around, held) in now.held().filter(|(_, around, _)| around.as_deref() == Some(git)) {
             let Some(rule) = rules.rule(&path, around.as_deref()) else { continue };

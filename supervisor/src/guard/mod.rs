@@ -335,8 +335,8 @@ fn with_path(rules: &GuardRules, caller: &Caller, trees: &[(Tree, Snapshot)]) ->
     }
     for directory in caller.variable("PATH").into_iter().flat_map(std::env::split_paths) {
         let real = std::fs::canonicalize(&directory).unwrap_or(directory);
-        if let Some(text) = real.to_str().filter(|_| trees.iter().any(|(tree, _)| real.starts_with(&tree.path))) {
-            rules.add.push(Selector::Absolute(escape_glob(text)));
+        if trees.iter().any(|(tree, _)| real.starts_with(&tree.path)) {
+            rules.add.extend(Selector::exactly(&real));
         }
     }
     rules

@@ -4,11 +4,11 @@
 //! wanted. Whatever comes is a fresh inode, because other names may lead to the one that was put aside.
 
 use std::ffi::OsStr;
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use hermes_profiles::guard::{self, Check, Rule, git_config};
@@ -22,6 +22,7 @@ use super::shadow;
 use super::snapshot::{Held, Is, Wanted, hold};
 use crate::beneath::{Root, TEMPORARY, by_descriptor, kind};
 use crate::error::Error;
+use crate::fresh;
 use crate::output;
 use crate::state::Tree;
 
@@ -188,21 +189,14 @@ fn parent<'p>(root: &Root, path: &'p Path) -> Result<(OwnedFd, &'p OsStr), Errno
 }
 
 fn copy(content: &Path, parent: &OwnedFd, mode: u32) -> io::Result<NamedTempFile> {
-    let mut file = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(by_descriptor(parent))?;
-    io::copy(&mut File::open(content)?, file.as_file_mut())?;
-    file.as_file().set_permissions(Permissions::from_mode(mode & 0o777))?;
+    let file = fresh::file(parent, mode, |file| io::copy(&mut File::open(content)?, file).map(drop))?;
     file.as_file().sync_data()?;
     Ok(file)
 }
 
 /// Gives what was made beside it its name, in the place of what `may` go.
 fn put<T>(made: NamedTempFile<T>, parent: &OwnedFd, name: &OsStr, replace: bool, may: impl FnOnce() -> bool) -> io::Result<()> {
-    let target = PathBuf::from(by_descriptor(parent)).join(name);
-    match replace {
-        _ if !may() => Err(io::ErrorKind::Interrupted.into()),
-        true => made.persist(target).map(drop).map_err(|e| e.error),
-        false => made.persist_noclobber(target).map(drop).map_err(|e| e.error),
-    }
+    if may() { fresh::put(made, parent, name, replace) } else { Err(io::ErrorKind::Interrupted.into()) }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use hermes_profiles::paths::{covers, normalise};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
-use super::run::Readable;
+use super::run::{Readable, Record};
 use super::snapshot::{Held, Is, Rules, Snapshot, Wanted};
 
 /// Another place of guarded files: what a guarded symlink leads to, or what `core.hooksPath` names.
@@ -48,6 +48,12 @@ impl<'p> TreeRules<'p> {
         let own = part && guard.rule_for_link(&guard.scope(top), top, name).is_some();
         let own = own.then(|| PathBuf::from(name));
         Self { guard, tree: tree.to_owned(), skips, readable, aliases: Vec::new(), own }
+    }
+
+    /// As they held for a tree of a run at its baseline.
+    pub(crate) fn of(record: &'p Record, index: usize, baseline: &Snapshot) -> Self {
+        let tree = &record.trees[index];
+        Self::new(&record.rules, &tree.path, &tree.skips, &record.readable).with_aliases(&baseline.aliases)
     }
 
     /// The same with other places of guarded files.

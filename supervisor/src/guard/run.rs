@@ -53,6 +53,14 @@ pub(crate) struct TreeRecord {
     pub(crate) repositories: Vec<Repository>,
 }
 
+impl TreeRecord {
+    /// The innermost git directory that holds `path`.
+    pub(crate) fn repository_around(&self, path: &Path) -> Option<&Repository> {
+        let around = self.repositories.iter().filter(|repository| path.starts_with(&repository.git));
+        around.max_by_key(|repository| repository.git.components().count())
+    }
+}
+
 /// One repository.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Repository {

@@ -5,11 +5,11 @@
 //! anything to be undone.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use hermes_backends::compile::shadow::{FILES, LINKS};
@@ -22,6 +22,7 @@ use nix::sys::stat::{Mode, SFlag, mkdirat};
 use super::run::{Run, start_time};
 use super::snapshot::{Held, Is, LONGEST, Snapshot, Wanted, hold};
 use crate::beneath::{Root, TEMPORARY, by_descriptor, kind};
+use crate::fresh;
 use crate::state::Tree;
 
 /// Repositories that are shadowed; what changes in the rest is found afterwards.
@@ -382,9 +383,5 @@ pub(crate) fn under_lock(
 
 /// A fresh inode with this content at a name, whatever lies there.
 pub(crate) fn place(parent: &OwnedFd, name: &OsStr, content: &[u8], mode: u32) -> io::Result<()> {
-    let mut file = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(by_descriptor(parent))?;
-    file.write_all(content)?;
-    file.as_file().set_permissions(Permissions::from_mode(mode & 0o777))?;
-    file.persist(PathBuf::from(by_descriptor(parent)).join(name))?;
-    Ok(())
+    fresh::put(fresh::file(parent, mode, |file| file.write_all(content))?, parent, name, true)
 }

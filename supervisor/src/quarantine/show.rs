@@ -6,9 +6,9 @@ use std::io;
 use hermes_profiles::ospath;
 use serde::Serialize;
 
-use super::{Found, Listed, cannot, diff};
-use crate::changes::quote;
+use super::{Found, Listed, cannot};
 use crate::clock;
+use crate::diff::{self, quote};
 use crate::error::Error;
 use crate::guard::quarantine::{Before, Entry, What};
 use crate::guard::restore;
@@ -60,8 +60,8 @@ pub(super) fn show(found: &Found<'_>, json: bool) -> Result<u8, Error> {
             listed,
             source,
             size,
-            content: content.as_deref().map(harmless),
-            content_before: kept.then(|| harmless(&before)),
+            content: content.as_deref().map(quote::harmless_text),
+            content_before: kept.then(|| quote::harmless_text(&before)),
         })?;
         return Ok(0);
     }
@@ -108,12 +108,6 @@ fn facts(text: &mut String, entry: &Entry, source: Option<&str>, size: u64, befo
     field(text, "command", &entry.command);
 }
 
-/// A text whose lines and tabs stay, and nothing else of what acts on a terminal.
-pub(super) fn harmless(text: &[u8]) -> String {
-    let lines: Vec<Vec<u8>> = text.split(|byte| *byte == b'\n').map(quote::harmless).collect();
-    String::from_utf8_lossy(&lines.join(&b'\n')).into_owned()
-}
-
 /// The content, set off so that no line of it can be taken for one of ours.
 fn body(text: &mut String, content: &[u8]) {
     if diff::is_binary(content) {
@@ -126,7 +120,7 @@ fn body(text: &mut String, content: &[u8]) {
     for line in cut.split_inclusive(|byte| *byte == b'\n').take(LINES) {
         shown += line.len();
         let line = quote::harmless(line.strip_suffix(b"\n").unwrap_or(line));
-        _ = writeln!(text, "  | {}", String::from_utf8_lossy(&line));
+        _ = writeln!(text, "  | {}", line);
     }
     match content.len() - shown {
         0 => {}

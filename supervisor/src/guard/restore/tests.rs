@@ -1,5 +1,5 @@
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use super::super::quarantine::Stage;
 use super::*;
@@ -158,7 +158,7 @@ fn git_configuration_goes_where_the_host_has_what_the_guard_left() {
     let merged = String::from_utf8(merged.text).unwrap();
     for host in [BEFORE.to_owned(), merged.clone(), merged + "\n\n\n"] {
         case.write(".git/config", &host);
-        fs::set_permissions(case.at(".git/config"), Permissions::from_mode(0o640)).unwrap();
+        fs::set_permissions(case.at(".git/config"), fs::Permissions::from_mode(0o640)).unwrap();
         assert_eq!(case.restore(&config(Before::File(0o644)), PLANTED, BEFORE, false).unwrap(), Restored::Written, "{host}");
         assert_eq!(case.read(".git/config"), PLANTED);
         assert_eq!(fs::metadata(case.at(".git/config")).unwrap().mode() & 0o777, 0o640, "the host's own mode");

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use hermes_profiles::guard::Rule;
 use nix::errno::Errno;
@@ -14,7 +14,8 @@ use nix::sys::stat::{Mode, SFlag};
 use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
 use super::{Candidate, Settler};
-use crate::beneath::{Root, TEMPORARY, by_descriptor, errno, kind, rename_to_free};
+use crate::beneath::{Root, by_descriptor, errno, kind, rename_to_free};
+use crate::fresh;
 use crate::guard::quarantine::{Entry, Stage, What};
 use crate::guard::snapshot::{Change, Is, LONGEST};
 
@@ -164,11 +165,8 @@ fn put_file(parent: &OwnedFd, name: &std::ffi::OsStr, content: &[u8], mode: u32)
             Ok(linkat(cwd, by_descriptor(&file).as_os_str(), parent, name, AtFlags::AT_SYMLINK_FOLLOW))
         }
         Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::ENOENT) => {
-            let mut file = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(by_descriptor(parent))?;
-            file.write_all(content)?;
-            file.as_file().set_permissions(Permissions::from_mode(mode & 0o777))?;
-            let target = PathBuf::from(by_descriptor(parent)).join(name);
-            Ok(file.persist_noclobber(target).map(drop).map_err(|e| errno(&e.error)))
+            let file = fresh::file(parent, mode, |file| file.write_all(content))?;
+            Ok(fresh::put(file, parent, name, false).map_err(|e| errno(&e)))
         }
         Err(errno) => Ok(Err(errno)),
     }

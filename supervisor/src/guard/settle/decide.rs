@@ -91,16 +91,7 @@ fn config(
         }
         Ok(merged) => {
             let mode = before.map_or(now.mode & 0o666, |before| before.mode);
-            Decision::PutAside { why: sets(&merged.refused), instead: Some((Is::File(merged.text), mode)) }
+            Decision::PutAside { why: guard::sets(&merged.refused), instead: Some((Is::File(merged.text), mode)) }
         }
-    }
-}
-
-/// "sets core.fsmonitor, core.hooksPath and 2 more"
-pub(crate) fn sets(keys: &[String]) -> String {
-    let shown = keys.iter().take(3).cloned().collect::<Vec<_>>().join(", ");
-    match keys.len().saturating_sub(3) {
-        0 => format!("sets {shown}"),
-        more => format!("sets {shown} and {more} more"),
     }
 }

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use hermes_profiles::guard::{Check, git_config};
+use hermes_profiles::guard::{Check, git_config, sets};
 
-use super::decide::sets;
 use super::{About, Candidate, Decision, Outcome, Settler, decide};
 use crate::error::Error;
 use crate::guard::distrusted::Distrusted;
@@ -31,7 +30,7 @@ pub(crate) fn settle_tree(
     let of_tree = &record.trees[index];
     let failed =
         |e: io::Error| cannot("put back guarded files in", &tree.path, &e).hint("the next command in this workspace tries again");
-    let rules = TreeRules::new(&record.rules, &tree.path, &of_tree.skips, &record.readable).with_aliases(&baseline.aliases);
+    let rules = TreeRules::of(record, index, baseline);
     let about = About::of(run, record);
     let mut settler = Settler::new(tree, &rules, &about).map_err(failed)?;
     settler.outcome = std::mem::take(outcome);

@@ -1,33 +1,51 @@
-//! The difference between two versions of one file, as `git diff --no-index` shows it: text that `git apply` takes.
+//! The difference between two versions of one path, as `git diff --no-index` shows it: text that `git apply` takes.
 
+pub(crate) mod quote;
+
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use similar::{ChangeTag, TextDiff};
-
-use crate::changes::quote;
+use nix::sys::stat::SFlag;
+use similar::{ChangeTag, DiffTag, TextDiff};
 
 /// Where git looks for a NUL byte to tell binary from text.
 const FIRST: usize = 8000;
 /// How long the shortest difference is looked for.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// One version.
+/// One version: a file or a symlink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Side<'a> {
-    pub(crate) symlink: bool,
-    /// Permission bits.
+    /// Type and permissions.
     pub(crate) mode: u32,
     /// The content, or where the symlink leads. `None` when it is too long to be looked into.
     pub(crate) content: Option<&'a [u8]>,
 }
 
-impl Side<'_> {
+/// A line without its end, and its colour (`m` of ECMA-48).
+pub(crate) type Line = (&'static str, Vec<u8>);
+
+impl<'a> Side<'a> {
+    /// A file with these permissions.
+    pub(crate) fn file(permissions: u32, content: Option<&'a [u8]>) -> Self {
+        Self { mode: SFlag::S_IFREG.bits() | permissions, content }
+    }
+
+    /// A symlink.
+    pub(crate) fn symlink(target: Option<&'a [u8]>) -> Self {
+        Self { mode: SFlag::S_IFLNK.bits() | 0o777, content: target }
+    }
+
+    fn is_symlink(&self) -> bool {
+        self.mode & SFlag::S_IFMT.bits() == SFlag::S_IFLNK.bits()
+    }
+
     fn git_mode(&self) -> u32 {
-        match self.symlink {
-            true => 0o120_000,
-            false if self.mode & 0o100 != 0 => 0o100_755,
-            false => 0o100_644,
+        match self.mode & 0o100 {
+            _ if self.is_symlink() => 0o120_000,
+            0 => 0o100_644,
+            _ => 0o100_755,
         }
     }
 }
@@ -42,20 +60,35 @@ pub(crate) fn is_binary(content: &[u8]) -> bool {
     content[..content.len().min(FIRST)].contains(&0)
 }
 
-/// Lines without their ends, each with its colour (`m` of ECMA-48).
-pub(crate) fn lines<'a>(path: &Path, old: Option<Side<'a>>, new: Option<Side<'a>>) -> Vec<(&'static str, Vec<u8>)> {
+fn split(text: &[u8]) -> Vec<&[u8]> {
+    text.split_inclusive(|byte| *byte == b'\n').collect()
+}
+
+/// How many lines came and went; `None` for binary files.
+pub(crate) fn count(old: Option<Side<'_>>, new: Option<Side<'_>>) -> Option<(usize, usize)> {
+    let (old, new) = (split(text(old)?), split(text(new)?));
+    let diff = TextDiff::configure().timeout(PATIENCE).diff_slices(&old, &new);
+    let of = |tag: DiffTag| diff.ops().iter().filter(move |op| op.tag() == tag || op.tag() == DiffTag::Replace);
+    let came = of(DiffTag::Insert).map(|op| op.new_range().len()).sum();
+    Some((came, of(DiffTag::Delete).map(|op| op.old_range().len()).sum()))
+}
+
+/// The difference. `differ` is asked about two versions of which one is too long.
+pub(crate) fn lines(path: &Path, old: Option<Side<'_>>, new: Option<Side<'_>>, differ: &dyn Fn() -> bool) -> Vec<Line> {
     let (a, b) = (quote::name("a/", path), quote::name("b/", path));
     let mut header = vec![format!("diff --git {a} {b}")];
     match (&old, &new) {
         // git knows no change of type: one goes, the other comes.
-        (Some(old), Some(new)) if old.symlink != new.symlink => {
-            return [lines(path, Some(*old), None), lines(path, None, Some(*new))].concat();
+        (Some(old), Some(new)) if old.is_symlink() != new.is_symlink() => {
+            return [lines(path, Some(*old), None, &|| true), lines(path, None, Some(*new), &|| true)].concat();
         }
         (None, Some(new)) => header.push(format!("new file mode {:o}", new.git_mode())),
         (Some(old), None) => header.push(format!("deleted file mode {:o}", old.git_mode())),
-        (Some(old), Some(new)) if old.git_mode() != new.git_mode() => {
-            header.push(format!("old mode {:o}", old.git_mode()));
-            header.push(format!("new mode {:o}", new.git_mode()));
+        (Some(old), Some(new)) if old.mode != new.mode => {
+            // git has two modes; where they are alike the real ones are told.
+            let told = |side: &Side<'_>| if old.git_mode() == new.git_mode() { side.mode } else { side.git_mode() };
+            header.push(format!("old mode {:o}", told(old)));
+            header.push(format!("new mode {:o}", told(new)));
         }
         _ => {}
     }
@@ -64,20 +97,25 @@ pub(crate) fn lines<'a>(path: &Path, old: Option<Side<'a>>, new: Option<Side<'a>
         // What follows a blank could be a time, so git marks the end of such a name.
         Some(_) => format!("{name}{}", if name.contains(' ') && !name.starts_with('"') { "\t" } else { "" }),
     };
+    let bold = |header: Vec<String>| header.into_iter().map(|line| ("1", line.into_bytes())).collect::<Vec<Line>>();
     let (Some(old_text), Some(new_text)) = (text(old), text(new)) else {
-        let differ = format!("Binary files {} and {} differ", name(&old, &a).trim_end(), name(&new, &b).trim_end());
-        let alike = matches!((&old, &new), (Some(old), Some(new)) if old.content.is_some() && old.content == new.content);
-        header.extend((!alike).then_some(differ));
-        return header.into_iter().map(|line| ("1", line.into_bytes())).collect();
+        let alike = match (&old, &new) {
+            (Some(Side { content: Some(old), .. }), Some(Side { content: Some(new), .. })) => old == new,
+            (Some(_), Some(_)) => !differ(),
+            _ => false,
+        };
+        if !alike {
+            header.push(format!("Binary files {} and {} differ", name(&old, &a).trim_end(), name(&new, &b).trim_end()));
+        }
+        return bold(header);
     };
-    let split = |text: &'a [u8]| -> Vec<&'a [u8]> { text.split_inclusive(|byte| *byte == b'\n').collect() };
     let (old_lines, new_lines) = (split(old_text), split(new_text));
     let diff = TextDiff::configure().timeout(PATIENCE).diff_slices(&old_lines, &new_lines);
     if old_text != new_text {
         header.push(format!("--- {}", name(&old, &a)));
         header.push(format!("+++ {}", name(&new, &b)));
     }
-    let mut lines: Vec<_> = header.into_iter().map(|line| ("1", line.into_bytes())).collect();
+    let mut lines = bold(header);
     for hunk in diff.unified_diff().iter_hunks() {
         lines.push(("36", hunk.header().to_string().into_bytes()));
         for change in hunk.iter_changes() {
@@ -96,20 +134,43 @@ pub(crate) fn lines<'a>(path: &Path, old: Option<Side<'a>>, new: Option<Side<'a>
     lines
 }
 
+/// How a difference is shown.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Style {
+    pub(crate) colour: bool,
+    /// What is in the files cannot act on a terminal.
+    pub(crate) harmless: bool,
+}
+
+/// Does stdout want colours, as far as nobody said otherwise?
+pub(crate) fn wants_colour() -> bool {
+    io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Writes lines with their ends.
+pub(crate) fn write(out: &mut impl Write, lines: &[Line], style: Style) -> io::Result<()> {
+    for (colour, line) in lines {
+        let safe = style.harmless.then(|| quote::harmless_text(line));
+        let line = safe.as_ref().map_or(line.as_slice(), String::as_bytes);
+        let (on, off) =
+            if style.colour && !colour.is_empty() { (format!("\x1b[{colour}m"), "\x1b[m") } else { Default::default() };
+        out.write_all(&[on.as_bytes(), line, off.as_bytes(), b"\n"].concat())?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use std::process::Command;
 
-    const FILE: Side<'_> = Side { symlink: false, mode: 0o644, content: None };
-
     fn side(content: &[u8]) -> Option<Side<'_>> {
-        Some(Side { content: Some(content), ..FILE })
+        Some(Side::file(0o644, Some(content)))
     }
 
     fn shown(old: Option<Side<'_>>, new: Option<Side<'_>>) -> String {
-        let lines = lines(Path::new("d/f"), old, new);
+        let lines = lines(Path::new("d/f"), old, new, &|| true);
         lines.into_iter().map(|(_, line)| String::from_utf8(line).unwrap() + "\n").collect()
     }
 
@@ -144,20 +205,20 @@ mod tests {
 
     #[test]
     fn modes_kinds_and_what_cannot_be_shown() {
-        let program = |side| Side { mode: 0o755, ..side };
+        let program = |side| Side { mode: 0o100_755, ..side };
         assert_eq!(
             shown(None, side(b"x\n").map(program)),
             "diff --git a/d/f b/d/f\nnew file mode 100755\n--- /dev/null\n+++ b/d/f\n@@ -0,0 +1 @@\n+x\n"
         );
         assert_eq!(shown(side(b"x"), side(b"x").map(program)), "diff --git a/d/f b/d/f\nold mode 100644\nnew mode 100755\n");
-        let link = shown(side(b"x\n"), side(b"/etc").map(|side| Side { symlink: true, ..side }));
+        let link = shown(side(b"x\n"), Some(Side::symlink(Some(b"/etc"))));
         assert!(link.contains("deleted file mode 100644\n--- a/d/f\n+++ /dev/null\n"), "{link}");
         assert!(
             link.ends_with(
                 "new file mode 120000\n--- /dev/null\n+++ b/d/f\n@@ -0,0 +1 @@\n+/etc\n\\ No newline at end of file\n"
             )
         );
-        let long = shown(side(b"x\n"), Some(FILE));
+        let long = shown(side(b"x\n"), Some(Side::file(0o644, None)));
         assert!(long.ends_with("Binary files a/d/f and b/d/f differ\n"), "{long}");
     }
 }

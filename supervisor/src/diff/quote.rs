@@ -35,9 +35,15 @@ pub(crate) fn name(prefix: &str, path: &Path) -> String {
 }
 
 /// A line of a file for a terminal: nothing in it moves the cursor or reorders text. Tabs stay.
-pub(crate) fn harmless(line: &[u8]) -> Vec<u8> {
+pub(crate) fn harmless(line: &[u8]) -> String {
     let safe = |part: &[u8]| output::clean(&ospath::escaped_bytes(part)).into_owned();
-    line.split(|byte| *byte == b'\t').map(safe).collect::<Vec<_>>().join("\t").into_bytes()
+    line.split(|byte| *byte == b'\t').map(safe).collect::<Vec<_>>().join("\t")
+}
+
+/// A text whose lines and tabs stay, and nothing else of what acts on a terminal.
+pub(crate) fn harmless_text(text: &[u8]) -> String {
+    let lines: Vec<String> = text.split(|byte| *byte == b'\n').map(harmless).collect();
+    lines.join("\n")
 }
 
 #[cfg(test)]
@@ -54,7 +60,7 @@ mod tests {
 
     #[test]
     fn no_line_acts_on_a_terminal() {
-        assert_eq!(harmless(b"\tx\x1b[2J\xff\r"), b"\tx\\x1b[2J\\xff\\x0d");
-        assert_eq!(harmless("\u{e9}\u{202e}".as_bytes()), "\u{e9}\\u{202e}".as_bytes());
+        assert_eq!(harmless(b"\tx\x1b[2J\xff\r"), "\tx\\x1b[2J\\xff\\x0d");
+        assert_eq!(harmless("\u{e9}\u{202e}".as_bytes()), "\u{e9}\\u{202e}");
     }
 }
