@@ -9,13 +9,14 @@ use std::fmt::Write as _;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
+use hermes_profiles::ospath;
 use serde::Serialize;
 
 use crate::args::{BringArgs, Quarantine as Action, QuarantineArgs};
 use crate::clock;
 use crate::error::Error;
 use crate::events::Log;
-use crate::guard::quarantine::{self, Entry, Stage, What};
+use crate::guard::quarantine::{Before, Entry, Stage, What};
 use crate::guard::{self, restore};
 use crate::output;
 use crate::request;
@@ -112,8 +113,58 @@ fn cannot(what: &str, path: &Path, why: &io::Error) -> Error {
 struct Listed<'a> {
     id: u64,
     tree: String,
-    #[serde(flatten)]
-    entry: &'a Entry,
+    path: String,
+    state: &'static str,
+    time: u64,
+    rule: &'a str,
+    runs: &'a str,
+    why: &'a str,
+    profile: &'a str,
+    command: &'a str,
+    run: &'a str,
+    what: What,
+    mode: String,
+    before: Was,
+}
+
+/// What was there before, for programs.
+#[derive(Debug, Serialize)]
+struct Was {
+    kind: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mode: Option<String>,
+}
+
+impl<'a> Listed<'a> {
+    fn new(place: &Place, id: u64, entry: &'a Entry) -> Self {
+        let (kind, mode) = match entry.before {
+            Before::Absent => ("absent", None),
+            Before::File(mode) => ("file", Some(mode)),
+            Before::Symlink => ("symlink", None),
+            Before::Unknown => ("unknown", None),
+        };
+        Self {
+            id,
+            tree: output::path(&place.path),
+            path: ospath::escaped(&entry.path),
+            state: if entry.staged { "waits" } else { "put-aside" },
+            time: entry.time,
+            rule: &entry.rule,
+            runs: &entry.runs,
+            why: &entry.why,
+            profile: &entry.profile,
+            command: &entry.command,
+            run: &entry.run,
+            what: entry.what,
+            mode: octal(entry.mode),
+            before: Was { kind, mode: mode.map(octal) },
+        }
+    }
+}
+
+/// Permission bits as chmod(1) takes them.
+fn octal(mode: u32) -> String {
+    format!("{:04o}", mode & 0o7777)
 }
 
 fn list(opened: &Opened, json: bool) -> Result<u8, Error> {
@@ -123,9 +174,7 @@ fn list(opened: &Opened, json: bool) -> Result<u8, Error> {
     }
     found.retain(|(_, entries)| !entries.is_empty());
     if json {
-        let all = found.iter().flat_map(|(place, entries)| {
-            entries.iter().map(|(id, entry)| Listed { id: *id, tree: output::path(&place.path), entry })
-        });
+        let all = found.iter().flat_map(|(place, entries)| entries.iter().map(|(id, entry)| Listed::new(place, *id, entry)));
         output::print_json(&all.collect::<Vec<_>>())?;
     } else if found.is_empty() {
         output::print(EMPTY)?;
@@ -163,10 +212,10 @@ fn difference(found: &Found<'_>, json: bool) -> Result<u8, Error> {
     let Found { place, id, entry } = found;
     let (before, content) = show::both(found)?;
     let old = match entry.before {
-        quarantine::Before::File(mode) => Some(diff::Side { symlink: false, mode, content: Some(&before) }),
-        quarantine::Before::Symlink => Some(diff::Side { symlink: true, mode: 0o777, content: Some(&before) }),
-        quarantine::Before::Unknown => Some(diff::Side { symlink: false, mode: entry.mode, content: None }),
-        quarantine::Before::Absent => None,
+        Before::File(mode) => Some(diff::Side { symlink: false, mode, content: Some(&before) }),
+        Before::Symlink => Some(diff::Side { symlink: true, mode: 0o777, content: Some(&before) }),
+        Before::Unknown => Some(diff::Side { symlink: false, mode: entry.mode, content: None }),
+        Before::Absent => None,
     };
     let new = diff::Side { symlink: entry.what == What::Symlink, mode: entry.mode, content: content.as_deref() };
     let lines = match entry.what {
@@ -177,7 +226,7 @@ fn difference(found: &Found<'_>, json: bool) -> Result<u8, Error> {
     };
     if json {
         let text: Vec<String> = lines.iter().map(|(_, line)| show::harmless(line) + "\n").collect();
-        let listed = Listed { id: *id, tree: output::path(&place.path), entry };
+        let listed = Listed::new(place, *id, entry);
         output::print_json(&Compared { listed, diff: text.concat() })?;
         return Ok(0);
     }

@@ -49,7 +49,13 @@ fn what_one_run_planted_is_listed_shown_and_brought_back() {
     text.ok().says(".envrc").says("core.fsmonitor").says("just now").says(&sandbox.workspace.display().to_string());
     assert_eq!(list(&sandbox).len(), 3);
     let (config, hook, envrc) = (id(&sandbox, ".git/config"), id(&sandbox, ".git/hooks/pre-commit"), id(&sandbox, ".envrc"));
-    quarantine(&sandbox, &["show", &hook]).ok().says("mode 0755").says("nothing").says("githooks(5)").says("  | echo hook");
+    quarantine(&sandbox, &["show", &hook])
+        .ok()
+        .says("mode 0755")
+        .says("nothing")
+        .says("source      githooks(5)")
+        .says("run by ")
+        .says("  | echo hook");
     quarantine(&sandbox, &["show", &envrc]).ok().says("a file of 5 bytes, mode 06").says("direnv").says("  | evil");
     quarantine(&sandbox, &["diff", &envrc]).ok().says("--- a/.envrc\n+++ b/.envrc\n@@ -1 +1 @@\n-mine\n+evil\n");
     quarantine(&sandbox, &["diff", &config]).ok().says("+\tfsmonitor = ./x");
@@ -110,6 +116,7 @@ fn staged_files_take_effect_when_approved() {
     sandbox.sh("echo run > deploy/x; echo free > free").ok();
     assert_eq!((sandbox.read("deploy/x"), sandbox.read("free")), (String::new(), "free\n".into()));
     quarantine(&sandbox, &["list"]).ok().says("waits");
+    assert_eq!(list(&sandbox)[0]["state"], "waits");
     fs::remove_dir(sandbox.workspace.join("deploy")).unwrap();
     quarantine(&sandbox, &["approve", &id(&sandbox, "deploy/x")]).ok();
     assert_eq!(sandbox.read("deploy/x"), "run\n", "its directory was made again");
@@ -234,6 +241,16 @@ fn the_answers_for_programs_are_json() {
         (&"evil\n".into(), &"old".into(), &"direnv".into(), &5.into())
     );
     assert_eq!(shown["tree"], sandbox.workspace.to_str().unwrap());
+    // Permission bits as people write them, and one word for what it is.
+    fs::set_permissions(sandbox.workspace.join(".envrc"), fs::Permissions::from_mode(0o640)).unwrap();
+    sandbox.sh("printf 'evil2\\n' > .envrc; mkdir sub; printf x > sub/.envrc; chmod 600 sub/.envrc").ok();
+    let listed = list(&sandbox);
+    let one = |path: &str| listed.iter().rfind(|entry| entry["path"] == path).unwrap();
+    assert_eq!(one(".envrc")["before"], serde_json::json!({"kind": "file", "mode": "0640"}));
+    assert_eq!(one("sub/.envrc")["before"], serde_json::json!({"kind": "absent"}));
+    assert_eq!((&one("sub/.envrc")["mode"], &one("sub/.envrc")["state"]), (&"0600".into(), &"put-aside".into()));
+    assert!(listed.iter().all(|entry| entry.get("stage").is_none() && entry.get("staged").is_none()), "{listed:?}");
+    quarantine(&sandbox, &["discard", &self::id(&sandbox, ".envrc"), &self::id(&sandbox, "sub/.envrc")]).ok();
     assert!(json(&["diff", &id, "--json"])["diff"].as_str().unwrap().contains("-old\n"));
     assert_eq!(json(&["restore", &id, "--json"])[0]["became"], "restored");
     assert_eq!(json(&["list", "--json"]), Value::Array(Vec::new()));
@@ -243,6 +260,9 @@ fn the_answers_for_programs_are_json() {
 #[test]
 fn long_contents_are_cut_and_binary_ones_named() {
     let sandbox = Sandbox::new();
+    sandbox.sh(&format!("mkdir c; : {}; echo x > c/.envrc; : THE END", "x".repeat(300))).ok();
+    quarantine(&sandbox, &["show", &id(&sandbox, "c/.envrc")]).ok().says("xxx...\n").never_says("THE END");
+    quarantine(&sandbox, &["show", "--json", &id(&sandbox, "c/.envrc")]).ok().says("THE END");
     sandbox.sh("mkdir a b; seq -f 'line %.0f' 1000 > a/.envrc; printf 'a\\0b' > b/.envrc").ok();
     quarantine(&sandbox, &["show", &id(&sandbox, "a/.envrc")]).ok().says("| line 200\n").says("more").never_says("line 201");
     quarantine(&sandbox, &["show", &id(&sandbox, "b/.envrc")]).ok().says("binary");
