@@ -107,6 +107,29 @@ fn what_is_restored_once_is_put_aside_the_next_time() {
 }
 
 #[test]
+fn the_executable_bit_alone_is_told_as_such() {
+    let sandbox = Sandbox::new();
+    sandbox.write(".envrc", "mine\n");
+    sandbox.sh("chmod 755 .envrc").ok();
+    quarantine(&sandbox, &["list"]).ok().says("is executable now").never_says("changed");
+    quarantine(&sandbox, &["discard", "--all"]).ok();
+    sandbox.sh("chmod 755 .envrc; echo more >> .envrc").ok();
+    quarantine(&sandbox, &["list"]).ok().says("has changed");
+}
+
+#[test]
+fn the_list_of_rules_needs_no_workspace() {
+    let sandbox = Sandbox::new();
+    let explain = |words: &[&str], at: &Path| run_to_end(sandbox.hermes().args(["explain", "guard"]).args(words).current_dir(at));
+    for at in [&sandbox.home, &sandbox.workspace, Path::new("/")] {
+        explain(&[], at).ok().says("husky ");
+        explain(&["--json"], at).ok().says("\"direnv\"");
+    }
+    explain(&[".envrc"], &sandbox.workspace).ok().says("direnv");
+    explain(&[".envrc"], &sandbox.home).refused(125);
+}
+
+#[test]
 fn staged_files_take_effect_when_approved() {
     let sandbox = Sandbox::new();
     let profile = sandbox
