@@ -10,6 +10,7 @@ use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
 use hermes_profiles::ospath;
+use nix::unistd::{AccessFlags, access};
 use serde::Serialize;
 
 use crate::args::{BringArgs, Quarantine as Action, QuarantineArgs};
@@ -30,12 +31,29 @@ const EMPTY: &str = "nothing is in quarantine\n";
 /// Answers and returns the exit status.
 pub(crate) fn quarantine(action: Action) -> Result<u8, Error> {
     match action {
-        Action::List { all, of } => list(&open(&of, all)?, of.json),
-        Action::Show { id, of } => show::show(&open(&of, false)?.entry(id)?, of.json),
-        Action::Diff { id, of } => difference(&open(&of, false)?.entry(id)?, of.json),
+        Action::List { all, of } => list(&open(&of, Wants::look(all))?, of.json),
+        Action::Show { id, of } => show::show(&open(&of, Wants::Look)?.entry(id)?, of.json),
+        Action::Diff { id, of } => difference(&open(&of, Wants::Look)?.entry(id)?, of.json),
         Action::Restore { which } => bring(&which, false),
         Action::Approve { which } => bring(&which, true),
         Action::Discard { ids, all, of } => discard(&ids, all, &of),
+    }
+}
+
+/// What a command does with the quarantine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wants {
+    /// Looks at that of one directory.
+    Look,
+    /// Looks at all there are.
+    LookAtAll,
+    /// Changes that of one directory.
+    Change,
+}
+
+impl Wants {
+    fn look(all: bool) -> Self {
+        if all { Self::LookAtAll } else { Self::Look }
     }
 }
 
@@ -56,7 +74,7 @@ struct Found<'a> {
 }
 
 /// Settles what killed runs have left, as `run` does: what they planted is an entry only then.
-fn open(of: &QuarantineArgs, all: bool) -> Result<Opened, Error> {
+fn open(of: &QuarantineArgs, wants: Wants) -> Result<Opened, Error> {
     let user = of.user.as_deref().map(start::become_user).transpose()?;
     let caller = request::caller(user)?;
     let state_dir = caller.state_dir.clone().ok_or_else(|| {
@@ -65,7 +83,12 @@ fn open(of: &QuarantineArgs, all: bool) -> Result<Opened, Error> {
     let dir = caller.cwd.join(of.workspace.as_deref().unwrap_or(Path::new("")));
     let real = dir.canonicalize().unwrap_or_else(|_| dir.clone());
     let mut log = Log::open(None)?;
-    guard::recover(&state_dir, &|tree| !all && guard::touch(tree, &real), &mut log)?;
+    let all = wants == Wants::LookAtAll;
+    match guard::recover(&state_dir, &|tree| !all && guard::touch(tree, &real), &mut log) {
+        // What can be read can be looked at, with a word about what is missing.
+        Err(error) if wants != Wants::Change && access(&state_dir, AccessFlags::W_OK).is_err() => drop(error.report()),
+        settled => settled?,
+    }
     let places = if all { place::all(&state_dir)? } else { place::around(&state_dir, &dir)? };
     Ok(Opened { state_dir, named: output::path(&dir), places })
 }
@@ -253,7 +276,7 @@ struct Answer {
 }
 
 fn bring(which: &BringArgs, approve: bool) -> Result<u8, Error> {
-    let opened = open(&which.of, false)?;
+    let opened = open(&which.of, Wants::Change)?;
     // Two commands at once would take each other's entries, and forget each other's approvals.
     let _lock = opened.places.first().map(|place| state::lock(&place.state)).transpose()?;
     let found = opened.entries(&which.ids)?;
@@ -297,7 +320,7 @@ fn bring_one(state_dir: &Path, found: &Found<'_>, force: bool, approve: bool) ->
 }
 
 fn discard(ids: &[u64], all: bool, of: &QuarantineArgs) -> Result<u8, Error> {
-    let opened = open(of, false)?;
+    let opened = open(of, Wants::Change)?;
     let own = opened.places.first();
     let _lock = own.map(|place| state::lock(&place.state)).transpose()?;
     let mut found = opened.entries(ids)?;

@@ -394,6 +394,31 @@ fn beside_a_live_run_only_what_is_approved_comes_back() {
 }
 
 #[test]
+fn looking_needs_no_writing() {
+    let sandbox = Sandbox::new();
+    sandbox.sh(PLANT).ok();
+    let root = run_to_end(sandbox.plain_command("id").arg("-u")).out().trim() == "0";
+    if root {
+        need!("setpriv");
+    }
+    let without_privileges = |words: &[&str]| {
+        let own = command(&sandbox, words);
+        let mut command = sandbox.plain_command(if root { "setpriv" } else { "env" });
+        command.args(if root { &["--bounding-set=-all"][..] } else { &[] });
+        run_to_end(command.arg(own.get_program()).args(own.get_args()).current_dir(&sandbox.workspace))
+    };
+    let state = sandbox.home.join(".local/state/hermes-sandbox");
+    sandbox.plain_sh(&format!("chmod -R a-w '{}'", state.display())).ok();
+    without_privileges(&["discard", "1"]).refused(125);
+    without_privileges(&["list"]).ok().says(".envrc");
+    without_privileges(&["list", "--all"]).ok().says(".envrc");
+    without_privileges(&["show", "1"]).ok().says("| evil");
+    without_privileges(&["diff", "1"]).ok().says("+evil");
+    sandbox.plain_sh(&format!("chmod -R u+w '{}'", state.display())).ok();
+    without_privileges(&["discard", "1"]).ok();
+}
+
+#[test]
 fn who_keeps_no_state_is_told() {
     let sandbox = Sandbox::new();
     quarantine(&sandbox, &["list"]).ok().says("nothing is in quarantine");
