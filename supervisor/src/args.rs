@@ -608,6 +608,14 @@ mod tests {
         assert_eq!(refusal(&["run", "--tier", "landlock", "--tier", "landlock", "true"]).message, "`--tier` is given twice");
         assert_eq!(refusal(&["run", "--overlay=yes", "true"]).message, "`--overlay` takes no value, but `yes` was given");
         assert_eq!(refusal(&[]).message, "no subcommand given");
+        assert_eq!(refusal(&[]).hints, ["`hermes-sandbox --help` lists them"]);
+        assert_eq!(refusal(&["quarantine"]).message, "no subcommand given");
+        assert_eq!(refusal(&["quarantine"]).hints, ["`hermes-sandbox quarantine --help` lists them"]);
+        for verb in ["show", "diff", "restore", "approve", "discard"] {
+            let missing = refusal(&["quarantine", verb, "--json"]);
+            assert!(missing.message.starts_with("missing <ID"), "{verb}: {missing}");
+            assert_eq!(missing.hints, ["`hermes-sandbox quarantine list` shows those that there are"], "{verb}");
+        }
         assert_eq!(refusal(&["doctor", "x"]).message, "unexpected argument `x`");
         assert_eq!(refusal(&["explain", "path"]).message, "missing <PATH>");
         assert!(parse(Vec::new()).is_err());

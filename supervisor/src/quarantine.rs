@@ -80,7 +80,8 @@ fn open(of: &QuarantineArgs, wants: Wants) -> Result<Opened, Error> {
     let state_dir = caller.state_dir.clone().ok_or_else(|| {
         Error::setup("there is no home directory in which anything could have been put aside").hint("set HOME or XDG_STATE_HOME")
     })?;
-    let dir = caller.cwd.join(of.workspace.as_deref().unwrap_or(Path::new("")));
+    // From components: without a slash at the end.
+    let dir: PathBuf = caller.cwd.join(of.workspace.as_deref().unwrap_or(Path::new("."))).components().collect();
     let real = dir.canonicalize().unwrap_or_else(|_| dir.clone());
     let mut log = Log::open(None)?;
     let all = wants == Wants::LookAtAll;
@@ -200,7 +201,7 @@ fn list(opened: &Opened, json: bool) -> Result<u8, Error> {
         let all = found.iter().flat_map(|(place, entries)| entries.iter().map(|(id, entry)| Listed::new(place, *id, entry)));
         output::print_json(&all.collect::<Vec<_>>())?;
     } else if found.is_empty() {
-        output::print(EMPTY)?;
+        output::print(&nothing(opened)?)?;
     } else {
         let now = clock::milliseconds();
         let sections: Vec<String> = found.iter().map(|(place, entries)| section(place, entries, now)).collect();
@@ -209,15 +210,42 @@ fn list(opened: &Opened, json: bool) -> Result<u8, Error> {
     Ok(0)
 }
 
+/// Where nothing is, something may be elsewhere.
+fn nothing(opened: &Opened) -> Result<String, Error> {
+    let own = |place: &Place| opened.places.iter().any(|other| other.state == place.state);
+    let mut elsewhere = 0;
+    for place in place::all(&opened.state_dir)?.iter().filter(|place| !own(place)) {
+        elsewhere += entries(place)?.len();
+    }
+    Ok(match elsewhere {
+        0 => EMPTY.to_owned(),
+        1 => format!("nothing is in the quarantine of {}; 1 entry elsewhere: --all\n", opened.named),
+        more => format!("nothing is in the quarantine of {}; {more} entries elsewhere: --all\n", opened.named),
+    })
+}
+
+/// A path that leaves the columns of a terminal in line.
+fn fitted(path: String, terminal: bool) -> String {
+    let length = path.chars().count();
+    if !terminal || length <= table::WIDEST {
+        return path;
+    }
+    // The name at its end tells more than where it begins.
+    let first = (table::WIDEST - 3) / 3;
+    let last = table::WIDEST - 3 - first;
+    path.chars().take(first).chain("...".chars()).chain(path.chars().skip(length - last)).collect()
+}
+
 /// The entries of one tree.
 fn section(place: &Place, entries: &[(u64, Entry)], now: u64) -> String {
     let gone = if place.tree.is_none() { " (gone or moved)" } else { "" };
     let mut text = format!("{}{gone}\n", output::path(&place.path));
     let mut rows = vec![["ID", "WHEN", "PATH", "RULE", "WHY"].map(str::to_owned)];
+    let terminal = io::stdout().is_terminal();
     rows.extend(entries.iter().map(|(id, entry)| {
         let why = if entry.staged { format!("waits: {}", entry.why) } else { entry.why.clone() };
         let [rule, why] = [&entry.rule, &why].map(|text| output::clean(text).into_owned());
-        [id.to_string(), table::age(now, entry.time), output::path(&entry.path), rule, why]
+        [id.to_string(), table::age(now, entry.time), fitted(output::path(&entry.path), terminal), rule, why]
     }));
     table::columns(&mut text, &rows);
     text

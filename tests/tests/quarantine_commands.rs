@@ -293,13 +293,30 @@ fn long_contents_are_cut_and_binary_ones_named() {
 }
 
 #[test]
+fn long_paths_are_cut_on_a_terminal_only() {
+    let sandbox = Sandbox::new();
+    let long = format!("{}/.envrc", "directory/".repeat(9).trim_end_matches('/'));
+    sandbox.sh(&format!("mkdir -p {0}; echo x > {0}/.envrc; echo x > .envrc", long.trim_end_matches("/.envrc"))).ok();
+    quarantine(&sandbox, &["list"]).ok().says(&long);
+    let shown = Pty::play(&sandbox, &command(&sandbox, &["list"]), &[]);
+    shown.exits(0);
+    let columns: Vec<Option<usize>> =
+        shown.output.lines().filter(|line| line.contains(".envrc")).map(|line| line.find("direnv")).collect();
+    assert!(columns.len() == 2 && columns[0].is_some() && columns[0] == columns[1], "{}", shown.output);
+    assert!(shown.output.contains("directory/direc...") && !shown.output.contains(&long), "{}", shown.output);
+}
+
+#[test]
 fn it_is_found_from_inside_from_elsewhere_and_after_a_renaming() {
     let sandbox = Sandbox::new();
     sandbox.sh(PLANT).ok();
     let sub = sandbox.workspace.join("sub/deep");
     fs::create_dir_all(&sub).unwrap();
     run_to_end(command(&sandbox, &["list"]).current_dir(&sub)).ok().says(".envrc");
-    run_to_end(command(&sandbox, &["list"]).current_dir(&sandbox.outside)).ok().says("nothing is in quarantine");
+    let elsewhere = format!("nothing is in the quarantine of {}; 1 entry elsewhere: --all\n", sandbox.outside.display());
+    run_to_end(command(&sandbox, &["list"]).current_dir(&sandbox.outside)).ok().says(&elsewhere);
+    let slash = format!("{}/", sandbox.outside.display());
+    run_to_end(&mut command(&sandbox, &["list", "--workspace", &slash])).ok().says(&elsewhere);
     run_to_end(command(&sandbox, &["list", "--all"]).current_dir(&sandbox.outside)).ok().says(".envrc");
     let moved = sandbox.home.join("moved");
     fs::rename(&sandbox.workspace, &moved).unwrap();
