@@ -16,7 +16,10 @@ set up or the command line is wrong (not 2, which could be the command's own); 1
 const QUARANTINE: &str = "\
 What a sandbox left in files that programs of the host run or obey (hooks, .envrc, editor settings, ...) is put aside when
 the run ends. `approve` brings it back for good: the same content at the same place is kept from then on. `restore` brings
-it back once.";
+it back once.
+
+Of several entries each that can be done is done; what fails is named, and the status is 125. A number that is not known keeps
+all from being done.";
 
 /// Run agents and their commands behind the operating system's own walls.
 #[derive(Debug, Parser)]

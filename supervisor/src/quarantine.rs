@@ -372,7 +372,10 @@ fn each(found: Vec<Found<'_>>, json: bool, act: impl Fn(&Found<'_>) -> Result<&'
     for found in found {
         match act(&found) {
             Ok(became) => answers.push(Answer { id: found.id, path: output::path(&found.entry.path), became }),
-            Err(error) => status = error.report(),
+            Err(mut error) => {
+                error.message = format!("entry {}: {}", found.id, error.message);
+                status = error.report();
+            }
         }
     }
     if json {

@@ -217,7 +217,7 @@ fn what_makes_no_sense_is_refused_in_words() {
     let refused = quarantine(&sandbox, &["restore", &pipe, &envrc, &envrc]);
     refused.exits(125).says(".envrc: restored");
     assert_eq!(refused.err().lines().count(), 2, "one error and its hint: {}", refused.err());
-    assert!(refused.err().contains("pipe"), "{}", refused.err());
+    assert!(refused.err().contains("pipe") && refused.err().contains(&format!("entry {pipe}: ")), "{}", refused.err());
     quarantine(&sandbox, &["diff", &pipe]).ok().says("a pipe, socket or device");
 }
 
