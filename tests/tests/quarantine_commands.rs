@@ -130,6 +130,21 @@ fn the_list_of_rules_needs_no_workspace() {
 }
 
 #[test]
+fn the_same_again_is_one_entry() {
+    let sandbox = Sandbox::new();
+    sandbox.sh(PLANT).ok();
+    sandbox.sh("printf 'other\\n' > .envrc").ok();
+    sandbox.sh(&format!("{PLANT}; : again")).ok();
+    let entries = list(&sandbox);
+    let numbers: Vec<u64> = entries.iter().map(|entry| entry["id"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, [2, 3]);
+    assert!(entries[1]["command"].as_str().unwrap().ends_with(": again"), "{entries:?}");
+    quarantine(&sandbox, &["show", "3"]).ok().says("| evil");
+    quarantine(&sandbox, &["approve", "3"]).ok();
+    assert_eq!((sandbox.read(".envrc"), list(&sandbox).len()), ("evil\n".into(), 1));
+}
+
+#[test]
 fn staged_files_take_effect_when_approved() {
     let sandbox = Sandbox::new();
     let profile = sandbox

@@ -3,7 +3,7 @@
 //! `quarantine/<number>/entry` says what it is, `content` is what was put aside, `before` what was there before the run.
 //! `approved` lists what need not be put aside again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -48,7 +48,7 @@ pub(crate) struct Entry {
 }
 
 /// What was put aside.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum What {
     /// A regular file; `content` has its bytes.
@@ -172,6 +172,26 @@ impl Quarantine {
         std::fs::remove_dir_all(self.dir().join(id.to_string()))
     }
 
+    /// Of entries of one content at one place only the newest stays: a decision about it is one about all.
+    pub(crate) fn forget_repeated(&self) -> io::Result<()> {
+        let mut alike: BTreeMap<_, Vec<u64>> = BTreeMap::new();
+        for (id, entry) in self.list()?.into_iter().rev() {
+            // Of the others the content is not known, or not here yet.
+            if entry.stage == Stage::Done && matches!(entry.what, What::File | What::Symlink | What::Special) {
+                alike.entry((entry.path, entry.rule, entry.what, entry.mode, entry.staged)).or_default().push(id);
+            }
+        }
+        for ids in alike.into_values().filter(|ids| ids.len() > 1) {
+            let mut known = BTreeSet::new();
+            for id in ids {
+                if !known.insert(trust::hash(&self.content(id)?)) {
+                    self.remove(id)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// What was approved.
     pub(crate) fn approved(&self) -> io::Result<Approved> {
         Ok(store::read_if_known(&self.state.join("approved"))?.unwrap_or_default())
@@ -250,6 +270,31 @@ mod tests {
         quarantine.remove(2).unwrap();
         assert_eq!(quarantine.list().unwrap().len(), 1);
         assert_eq!(quarantine.add(&entry(b"c"), b"", b"").unwrap(), 10);
+    }
+
+    #[test]
+    fn of_entries_that_are_alike_the_newest_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let quarantine = Quarantine::new(dir.path());
+        quarantine.make().unwrap();
+        let done = Entry { stage: Stage::Done, ..entry(b"a") };
+        let add =
+            |entry: &Entry, content: &str, before: &str| quarantine.add(entry, content.as_bytes(), before.as_bytes()).unwrap();
+        let others = [
+            add(&Entry { rule: "x".into(), ..done.clone() }, "evil", ""),
+            add(&Entry { mode: 0o644, ..done.clone() }, "evil", ""),
+            add(&Entry { what: What::Symlink, ..done.clone() }, "evil", ""),
+            add(&Entry { stage: Stage::Copied, ..done.clone() }, "evil", ""),
+            add(&Entry { path: "b".into(), ..done.clone() }, "evil", ""),
+            add(&done, "other", ""),
+        ];
+        add(&done, "evil", "1");
+        add(&Entry { time: 8, ..done.clone() }, "evil", "2");
+        let newest = add(&Entry { time: 9, run: "s".into(), ..done.clone() }, "evil", "3");
+        quarantine.forget_repeated().unwrap();
+        let left: Vec<u64> = quarantine.list().unwrap().into_iter().map(|(id, _)| id).collect();
+        assert_eq!(left, [&others[..], &[newest]].concat());
+        assert_eq!(quarantine.before(newest).unwrap(), b"3");
     }
 
     #[test]

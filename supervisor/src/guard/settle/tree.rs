@@ -76,6 +76,10 @@ pub(crate) fn settle_tree(
     let now = work();
     tree.root.close_up();
     let now = now.map_err(failed)?;
+    if !settler.outcome.put_aside.is_empty() {
+        // All is settled: that an older entry stays, or goes by another hand just now, is no failure.
+        let _ = settler.quarantine.forget_repeated();
+    }
     *outcome = settler.outcome;
     if now.renewed {
         store::write_soon(&tree.state.join("index"), &now).map_err(failed)?;
