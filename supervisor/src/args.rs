@@ -199,6 +199,25 @@ pub(crate) enum Quarantine {
         #[command(flatten)]
         which: BringArgs,
     },
+    /// What is kept at its place because it was approved
+    Approvals {
+        /// Of all directories, not only of those around the workspace
+        #[arg(long, conflicts_with = "workspace")]
+        all: bool,
+        #[command(flatten)]
+        of: QuarantineArgs,
+    },
+    /// Take approvals back: what lies there stays, the same again is put aside
+    Revoke {
+        /// As `approvals` shows them
+        #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "ID")]
+        ids: Vec<String>,
+        /// All approvals of the workspace
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        of: QuarantineArgs,
+    },
     /// Remove entries for good
     Discard {
         /// Their numbers, see `list`
@@ -619,6 +638,7 @@ mod tests {
             assert!(missing.message.starts_with("missing <ID"), "{verb}: {missing}");
             assert_eq!(missing.hints, ["`hermes-sandbox quarantine list` shows those that there are"], "{verb}");
         }
+        assert_eq!(refusal(&["quarantine", "revoke"]).hints, [crate::usage::APPROVALS]);
         assert_eq!(refusal(&["doctor", "x"]).message, "unexpected argument `x`");
         assert_eq!(refusal(&["explain", "path"]).message, "missing <PATH>");
         assert!(parse(Vec::new()).is_err());

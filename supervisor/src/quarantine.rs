@@ -1,11 +1,12 @@
 //! `quarantine`: what was put aside after runs is listed, shown, brought back or removed.
 
+mod approvals;
 mod diff;
 mod place;
 mod show;
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
@@ -36,6 +37,8 @@ pub(crate) fn quarantine(action: Action) -> Result<u8, Error> {
         Action::Diff { id, of } => difference(&open(&of, Wants::Look)?.entry(id)?, of.json),
         Action::Restore { which } => bring(&which, false),
         Action::Approve { which } => bring(&which, true),
+        Action::Approvals { all, of } => approvals::list(&open(&of, Wants::look(all))?, of.json),
+        Action::Revoke { ids, all, of } => approvals::revoke(&open(&of, Wants::Change)?, &ids, all, of.json),
         Action::Discard { ids, all, of } => discard(&ids, all, &of),
     }
 }
@@ -238,8 +241,7 @@ fn fitted(path: String, terminal: bool) -> String {
 
 /// The entries of one tree.
 fn section(place: &Place, entries: &[(u64, Entry)], now: u64) -> String {
-    let gone = if place.tree.is_none() { " (gone or moved)" } else { "" };
-    let mut text = format!("{}{gone}\n", output::path(&place.path));
+    let mut text = place.title();
     let mut rows = vec![["ID", "WHEN", "PATH", "RULE", "WHY"].map(str::to_owned)];
     let terminal = io::stdout().is_terminal();
     rows.extend(entries.iter().map(|(id, entry)| {
@@ -297,8 +299,8 @@ fn difference(found: &Found<'_>, json: bool) -> Result<u8, Error> {
 
 /// What became of an entry, for programs.
 #[derive(Debug, Serialize)]
-struct Answer {
-    id: u64,
+struct Answer<I> {
+    id: I,
     path: String,
     became: &'static str,
 }
@@ -378,14 +380,14 @@ fn each(found: Vec<Found<'_>>, json: bool, act: impl Fn(&Found<'_>) -> Result<&'
             }
         }
     }
+    let empty = if status == 0 { EMPTY } else { "" };
+    tell(&answers, json, empty).map(|()| status)
+}
+
+fn tell<I: Serialize + Display>(answers: &[Answer<I>], json: bool, empty: &str) -> Result<(), Error> {
     if json {
-        output::print_json(&answers)?;
-    } else {
-        if answers.is_empty() && status == 0 {
-            return output::print(EMPTY).map(|()| status);
-        }
-        let lines: String = answers.iter().map(|answer| format!("{} {}: {}\n", answer.id, answer.path, answer.became)).collect();
-        output::print(&lines)?;
+        return output::print_json(&answers);
     }
-    Ok(status)
+    let lines = answers.iter().map(|answer| format!("{} {}: {}\n", answer.id, answer.path, answer.became));
+    output::print(&if answers.is_empty() { empty.to_owned() } else { lines.collect() })
 }

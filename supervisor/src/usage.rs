@@ -50,9 +50,10 @@ pub(crate) fn condense(error: &clap::Error) -> Error {
                 Error::usage("no command given").hint("put it after `--`: hermes-sandbox run [OPTIONS] -- COMMAND [ARGUMENT]...")
             } else {
                 let plain = Error::usage(format!("missing {}", missing.join(", ")));
-                match program(error) {
-                    of if of.contains(" quarantine ") && !of.ends_with(" revoke") => plain.hint(LIST),
-                    _ => plain,
+                match program(error).split_once(" quarantine ") {
+                    Some((_, "revoke")) => plain.hint(APPROVALS),
+                    Some(_) => plain.hint(LIST),
+                    None => plain,
                 }
             }
         }
@@ -64,8 +65,10 @@ pub(crate) fn condense(error: &clap::Error) -> Error {
     }
 }
 
-/// What tells the entries of the quarantine.
+/// What tells entries of the quarantine.
 const LIST: &str = "`hermes-sandbox quarantine list` shows those that there are";
+/// What tells approvals.
+pub(crate) const APPROVALS: &str = "`hermes-sandbox quarantine approvals` shows those that there are";
 
 /// The program and the subcommands that were understood.
 fn program(error: &clap::Error) -> String {

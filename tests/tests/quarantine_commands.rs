@@ -97,6 +97,46 @@ fn what_is_approved_stays_and_another_content_does_not() {
 }
 
 #[test]
+fn approvals_are_listed_and_revoked() {
+    let sandbox = Sandbox::new();
+    quarantine(&sandbox, &["approvals"]).ok().says("nothing is approved");
+    quarantine(&sandbox, &["revoke", "--all"]).ok().says("nothing is approved");
+    quarantine(&sandbox, &["revoke", "0123456789ab"]).refused(125);
+    sandbox.sh(&format!("{PLANT}; mkdir sub; printf 'evil\\n' > sub/.envrc; chmod 755 sub/.envrc")).ok();
+    quarantine(&sandbox, &["approve", "1", "2"]).ok();
+    let approvals =
+        || -> Vec<Value> { serde_json::from_slice(&quarantine(&sandbox, &["approvals", "--json"]).ok().stdout).unwrap() };
+    let before = approvals();
+    let own = before.iter().find(|one| one["path"] == ".envrc").unwrap();
+    let program = before.iter().find(|one| one["path"] == "sub/.envrc").unwrap();
+    assert_eq!((&own["rule"], &own["kind"], &program["kind"]), (&"direnv".into(), &"file".into(), &"program".into()));
+    assert_eq!(own["tree"], sandbox.workspace.to_str().unwrap());
+    let id = own["id"].as_str().unwrap();
+    quarantine(&sandbox, &["approvals"]).ok().says("ID ").says(id).says("sub/.envrc").says("program");
+    run_to_end(command(&sandbox, &["approvals", "--all"]).current_dir(&sandbox.outside)).ok().says(id);
+
+    let unknown = quarantine(&sandbox, &["revoke", id, "0123456789ab"]);
+    unknown.refused(125);
+    assert!(unknown.err().contains("0123456789ab") && unknown.err().contains("quarantine approvals"), "{}", unknown.err());
+    assert_eq!(approvals(), before, "one that is unknown keeps the others from being touched");
+    let again =
+        || sandbox.sh("rm -f .envrc sub/.envrc; printf 'evil\\n' > .envrc; printf 'evil\\n' > sub/.envrc; chmod 755 sub/.envrc");
+    again().ok();
+    assert_eq!(list(&sandbox).len(), 0, "positive control");
+
+    quarantine(&sandbox, &["revoke", id]).ok().says(&format!("{id} .envrc: revoked"));
+    assert_eq!(sandbox.read(".envrc"), "evil\n", "what lies there stays");
+    assert_eq!(approvals(), [program.clone()]);
+    for path in [".envrc", "sub/.envrc"] {
+        fs::remove_file(sandbox.workspace.join(path)).unwrap();
+    }
+    again().ok();
+    assert_eq!((sandbox.read(".envrc"), sandbox.read("sub/.envrc")), (String::new(), "evil\n".into()));
+    quarantine(&sandbox, &["revoke", "--all", "--json"]).ok().says("sub/.envrc");
+    assert_eq!(approvals(), [] as [Value; 0]);
+}
+
+#[test]
 fn what_is_restored_once_is_put_aside_the_next_time() {
     let sandbox = Sandbox::new();
     sandbox.sh(PLANT).ok();
@@ -174,6 +214,28 @@ fn what_lies_there_by_now_stays_unless_forced() {
     }
     quarantine(&sandbox, &["restore", "--force", &id]).ok();
     assert_eq!(sandbox.read(".envrc"), "evil\n");
+}
+
+#[test]
+fn git_configuration_comes_back_beside_the_hosts_own() {
+    need!("git");
+    for words in [&["restore"][..], &["restore", "--force"], &["approve"]] {
+        let sandbox = Sandbox::new();
+        sandbox.plain_sh("git init -q .").ok();
+        sandbox.sh("git config core.fsmonitor ./x; git config user.name inside; git config submodule.s.url ./s").ok();
+        sandbox.plain_sh("git config user.name HOST; git config alias.own '!x'").ok();
+        quarantine(&sandbox, &[words, &[&id(&sandbox, ".git/config")]].concat()).ok();
+        let get = "for key in core.fsmonitor user.name alias.own submodule.s.url; do git config --get-all $key; done";
+        assert_eq!(sandbox.plain_sh(get).out(), "./x\nHOST\n!x\n./s\n", "{words:?}");
+    }
+    let sandbox = Sandbox::new();
+    sandbox.plain_sh("git init -q .").ok();
+    sandbox.sh("git config core.fsmonitor ./x").ok();
+    sandbox.plain_sh("git config core.fsmonitor ./own; git config user.name HOST").ok();
+    let id = id(&sandbox, ".git/config");
+    quarantine(&sandbox, &["restore", &id]).refused(125).says("core.fsmonitor");
+    quarantine(&sandbox, &["restore", "--force", &id]).ok();
+    assert_eq!(sandbox.plain_sh("git config core.fsmonitor; git config user.name").out(), "./x\nHOST\n");
 }
 
 #[test]

@@ -22,6 +22,12 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// The line above what is listed of it.
+    pub(crate) fn title(&self) -> String {
+        let gone = if self.tree.is_none() { " (gone or moved)" } else { "" };
+        format!("{}{gone}\n", output::path(&self.path))
+    }
+
     /// What was put aside in it.
     pub(crate) fn quarantine(&self) -> Quarantine {
         Quarantine::new(&self.state)
