@@ -126,7 +126,7 @@ fn approvals_are_listed_and_revoked() {
 
     quarantine(&sandbox, &["revoke", id]).ok().says(&format!("{id} .envrc: revoked"));
     assert_eq!(sandbox.read(".envrc"), "evil\n", "what lies there stays");
-    assert_eq!(approvals(), [program.clone()]);
+    assert_eq!(approvals(), std::slice::from_ref(program));
     for path in [".envrc", "sub/.envrc"] {
         fs::remove_file(sandbox.workspace.join(path)).unwrap();
     }
@@ -233,7 +233,9 @@ fn git_configuration_comes_back_beside_the_hosts_own() {
     sandbox.sh("git config core.fsmonitor ./x").ok();
     sandbox.plain_sh("git config core.fsmonitor ./own; git config user.name HOST").ok();
     let id = id(&sandbox, ".git/config");
-    quarantine(&sandbox, &["restore", &id]).refused(125).says("core.fsmonitor");
+    let refused = quarantine(&sandbox, &["restore", &id]);
+    refused.refused(125);
+    assert!(refused.err().contains("core.fsmonitor is something else"), "{}", refused.err());
     quarantine(&sandbox, &["restore", "--force", &id]).ok();
     assert_eq!(sandbox.plain_sh("git config core.fsmonitor; git config user.name").out(), "./x\nHOST\n");
 }
