@@ -80,14 +80,14 @@ pub(super) fn revoke(opened: &Opened, ids: &[String], all: bool, json: bool) -> 
     // Two commands at once would forget each other's changes.
     let _lock = state::lock(&place.state)?;
     let known = approvals(place)?;
-    for id in ids.iter().filter(|id| !known.iter().any(|one| one.id == **id)) {
+    if let Some(id) = ids.iter().find(|id| !known.iter().any(|one| one.id == **id)) {
+        let mut hint = APPROVALS.to_owned();
         for outer in &opened.places[1..] {
             if approvals(outer)?.iter().any(|one| one.id == *id) {
-                let outer = output::path(&outer.path);
-                return Err(unknown(opened, id).hint(format!("the larger {outer} has it: --workspace {outer}")));
+                hint = format!("that of the larger {0} has it: --workspace {0}", output::path(&outer.path));
             }
         }
-        return Err(unknown(opened, id).hint(APPROVALS));
+        return Err(unknown(opened, id).hint(hint));
     }
     let gone: Vec<&Approval> = known.iter().filter(|one| all || ids.contains(&one.id)).collect();
     let wanted: BTreeSet<String> = gone.iter().map(|one| one.id.clone()).collect();
