@@ -16,7 +16,10 @@ set up or the command line is wrong (not 2, which could be the command's own); 1
 const QUARANTINE: &str = "\
 What a sandbox left in files that programs of the host run or obey (hooks, .envrc, editor settings, ...) is put aside when
 the run ends. `approve` brings it back for good: the same content at the same place is kept from then on. `restore` brings
-it back once.";
+it back once.
+
+Of several entries each that can be done is done; what fails is named, and the status is 125. A number that is not known keeps
+all from being done.";
 
 /// Run agents and their commands behind the operating system's own walls.
 #[derive(Debug, Parser)]
@@ -195,6 +198,25 @@ pub(crate) enum Quarantine {
     Approve {
         #[command(flatten)]
         which: BringArgs,
+    },
+    /// What is kept at its place because it was approved
+    Approvals {
+        /// Of all directories, not only of those around the workspace
+        #[arg(long, conflicts_with = "workspace")]
+        all: bool,
+        #[command(flatten)]
+        of: QuarantineArgs,
+    },
+    /// Take approvals back: what lies there stays, the same again is put aside
+    Revoke {
+        /// As `approvals` shows them
+        #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "ID")]
+        ids: Vec<String>,
+        /// All approvals of the workspace
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        of: QuarantineArgs,
     },
     /// Remove entries for good
     Discard {
@@ -608,6 +630,15 @@ mod tests {
         assert_eq!(refusal(&["run", "--tier", "landlock", "--tier", "landlock", "true"]).message, "`--tier` is given twice");
         assert_eq!(refusal(&["run", "--overlay=yes", "true"]).message, "`--overlay` takes no value, but `yes` was given");
         assert_eq!(refusal(&[]).message, "no subcommand given");
+        assert_eq!(refusal(&[]).hints, ["`hermes-sandbox --help` lists them"]);
+        assert_eq!(refusal(&["quarantine"]).message, "no subcommand given");
+        assert_eq!(refusal(&["quarantine"]).hints, ["`hermes-sandbox quarantine --help` lists them"]);
+        for verb in ["show", "diff", "restore", "approve", "discard"] {
+            let missing = refusal(&["quarantine", verb, "--json"]);
+            assert!(missing.message.starts_with("missing <ID"), "{verb}: {missing}");
+            assert_eq!(missing.hints, ["`hermes-sandbox quarantine list` shows those that there are"], "{verb}");
+        }
+        assert_eq!(refusal(&["quarantine", "revoke"]).hints, [crate::usage::APPROVALS]);
         assert_eq!(refusal(&["doctor", "x"]).message, "unexpected argument `x`");
         assert_eq!(refusal(&["explain", "path"]).message, "missing <PATH>");
         assert!(parse(Vec::new()).is_err());

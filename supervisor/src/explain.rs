@@ -38,7 +38,11 @@ pub(crate) fn explain(what: Explain) -> Result<u8, Error> {
             let answer = env_answer(&name, &explain)?;
             (explain, answer)
         }
-        Explain::Guard { path, explain } => return guard_answer(path.as_deref(), &explain).map(|()| 0),
+        Explain::Guard { path, mut explain } => {
+            // Where it is asked does not matter for the list, and nothing is started.
+            explain.policy.allow_broad |= path.is_none();
+            return guard_answer(path.as_deref(), &explain).map(|()| 0);
+        }
         Explain::Policy { explain } => return policy_answer(&explain).map(|()| 0),
     };
     if args.json {

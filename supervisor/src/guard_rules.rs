@@ -36,11 +36,16 @@ pub(crate) struct Answer {
     prevented: bool,
 }
 
+/// Where it is written who obeys a file, without the mark of how that was looked up for this project.
+pub(crate) fn source(rule: &Rule) -> &str {
+    ["shown; ", "read; "].iter().find_map(|mark| rule.source.strip_prefix(mark)).unwrap_or(&rule.source)
+}
+
 fn held(rule: &Rule, action: Option<Action>) -> Held {
     Held {
         id: rule.id.to_string(),
         runs: rule.runs.to_string(),
-        source: rule.source.to_string(),
+        source: source(rule).to_owned(),
         files: rule.files.iter().map(|files| files.to_string()).collect(),
         trigger: rule.trigger,
         action,
@@ -82,7 +87,7 @@ pub(crate) fn as_table(policy: &Policy) -> String {
         section(&mut text, title, &rows);
     }
     section(&mut text, "what stays open", &OPEN.map(|line| (line.to_owned(), String::new(), String::new())));
-    text.push_str("\n`explain guard PATH` says which of them holds for a path; `explain policy` what the policy adds.\n");
+    text.push_str("\n`explain guard PATH` says which of them holds for a path, and where that is written; `explain policy` what the policy adds.\n");
     text
 }
 
@@ -128,7 +133,7 @@ impl Answer {
             Some(rule) => {
                 let action = rule.action.map(|action| action.to_string()).unwrap_or_default();
                 field("rule", &format!("{}: {action} ({})", rule.id, rule.trigger));
-                field("who", &rule.runs);
+                field("run by", &rule.runs);
                 field("source", &rule.source);
                 if self.prevented {
                     field("prevent", "read-only at once, where it exists");
@@ -169,12 +174,13 @@ mod tests {
         let text = about(&policy, "/w/a/.vscode/tasks.json");
         assert!(
             text.starts_with(
-                "/w/a/.vscode/tasks.json\n  tree     /w\n  rule     vscode-tasks: put aside (on open)\n  who      VS Code"
+                "/w/a/.vscode/tasks.json\n  tree     /w\n  rule     vscode-tasks: put aside (on open)\n  run by   VS Code"
             ),
             "{text}"
         );
         assert!(text.contains("unguard = [\"rule:vscode-tasks\"]") && text.contains("excused"), "{text}");
         assert!(!text.contains("read-only"), "{text}");
+        assert!(text.contains("  source   VS Code's documentation"), "{text}");
         assert_eq!(about(&policy, "/w/a/main.c"), "/w/a/main.c\n  tree     /w\n  rule     none: changes stay as they are\n");
         assert!(about(&policy, "/etc/.vscode/tasks.json").contains("tree     none: "));
         policy.guard.prevent.push(Selector::Everything);
@@ -194,5 +200,8 @@ mod tests {
         policy.guard.allow.push(Selector::Rule("husky".into()));
         assert!(line(&policy, "husky ").contains("may change") && line(&policy, "make-like ").contains("put aside"));
         assert_eq!(all(&policy).len(), guard::builtin().len());
+        let marks = |text: &str| text.starts_with("shown") || text.starts_with("read;");
+        assert!(guard::builtin().any(|rule| marks(&rule.source)), "positive control");
+        assert!(all(&policy).iter().all(|rule| !marks(&rule.source) && !rule.source.is_empty()));
     }
 }

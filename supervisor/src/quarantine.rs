@@ -1,12 +1,16 @@
 //! `quarantine`: what was put aside after runs is listed, shown, brought back or removed.
 
+mod approvals;
 mod place;
 mod show;
 
 use std::collections::BTreeSet;
-use std::io;
+use std::fmt::Display;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
+use hermes_profiles::ospath;
+use nix::unistd::{AccessFlags, access};
 use serde::Serialize;
 
 use crate::args::{BringArgs, Quarantine as Action, QuarantineArgs};
@@ -14,7 +18,7 @@ use crate::clock;
 use crate::diff::{self, Side, Style};
 use crate::error::Error;
 use crate::events::Log;
-use crate::guard::quarantine::{self, Entry, Stage, What};
+use crate::guard::quarantine::{Before, Entry, Stage, What};
 use crate::guard::{self, restore};
 use crate::output;
 use crate::request;
@@ -28,12 +32,31 @@ const EMPTY: &str = "nothing is in quarantine\n";
 /// Answers and returns the exit status.
 pub(crate) fn quarantine(action: Action) -> Result<u8, Error> {
     match action {
-        Action::List { all, of } => list(&open(&of, all)?, of.json),
-        Action::Show { id, of } => show::show(&open(&of, false)?.entry(id)?, of.json),
-        Action::Diff { id, of } => difference(&open(&of, false)?.entry(id)?, of.json),
+        Action::List { all, of } => list(&open(&of, Wants::look(all))?, of.json),
+        Action::Show { id, of } => show::show(&open(&of, Wants::Look)?.entry(id)?, of.json),
+        Action::Diff { id, of } => difference(&open(&of, Wants::Look)?.entry(id)?, of.json),
         Action::Restore { which } => bring(&which, false),
         Action::Approve { which } => bring(&which, true),
+        Action::Approvals { all, of } => approvals::list(&open(&of, Wants::look(all))?, of.json),
+        Action::Revoke { ids, all, of } => approvals::revoke(&open(&of, Wants::Change)?, &ids, all, of.json),
         Action::Discard { ids, all, of } => discard(&ids, all, &of),
+    }
+}
+
+/// What a command does with the quarantine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wants {
+    /// Looks at that of one directory.
+    Look,
+    /// Looks at all there are.
+    LookAtAll,
+    /// Changes that of one directory.
+    Change,
+}
+
+impl Wants {
+    fn look(all: bool) -> Self {
+        if all { Self::LookAtAll } else { Self::Look }
     }
 }
 
@@ -54,16 +77,22 @@ struct Found<'a> {
 }
 
 /// Settles what killed runs have left, as `run` does: what they planted is an entry only then.
-fn open(of: &QuarantineArgs, all: bool) -> Result<Opened, Error> {
+fn open(of: &QuarantineArgs, wants: Wants) -> Result<Opened, Error> {
     let user = of.user.as_deref().map(start::become_user).transpose()?;
     let caller = request::caller(user)?;
     let state_dir = caller.state_dir.clone().ok_or_else(|| {
         Error::setup("there is no home directory in which anything could have been put aside").hint("set HOME or XDG_STATE_HOME")
     })?;
-    let dir = caller.cwd.join(of.workspace.as_deref().unwrap_or(Path::new("")));
+    // From components: without a slash at the end.
+    let dir: PathBuf = caller.cwd.join(of.workspace.as_deref().unwrap_or(Path::new("."))).components().collect();
     let real = dir.canonicalize().unwrap_or_else(|_| dir.clone());
     let mut log = Log::open(None)?;
-    guard::recover(&state_dir, &|tree| !all && guard::touch(tree, &real), &mut log)?;
+    let all = wants == Wants::LookAtAll;
+    match guard::recover(&state_dir, &|tree| !all && guard::touch(tree, &real), &mut log) {
+        // What can be read can be looked at, with a word about what is missing.
+        Err(error) if wants != Wants::Change && access(&state_dir, AccessFlags::W_OK).is_err() => drop(error.report()),
+        settled => settled?,
+    }
     let places = if all { place::all(&state_dir)? } else { place::around(&state_dir, &dir)? };
     Ok(Opened { state_dir, named: output::path(&dir), places })
 }
@@ -111,8 +140,58 @@ fn cannot(what: &str, path: &Path, why: &io::Error) -> Error {
 struct Listed<'a> {
     id: u64,
     tree: String,
-    #[serde(flatten)]
-    entry: &'a Entry,
+    path: String,
+    state: &'static str,
+    time: u64,
+    rule: &'a str,
+    runs: &'a str,
+    why: &'a str,
+    profile: &'a str,
+    command: &'a str,
+    run: &'a str,
+    what: What,
+    mode: String,
+    before: Was,
+}
+
+/// What was there before, for programs.
+#[derive(Debug, Serialize)]
+struct Was {
+    kind: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mode: Option<String>,
+}
+
+impl<'a> Listed<'a> {
+    fn new(place: &Place, id: u64, entry: &'a Entry) -> Self {
+        let (kind, mode) = match entry.before {
+            Before::Absent => ("absent", None),
+            Before::File(mode) => ("file", Some(mode)),
+            Before::Symlink => ("symlink", None),
+            Before::Unknown => ("unknown", None),
+        };
+        Self {
+            id,
+            tree: output::path(&place.path),
+            path: ospath::escaped(&entry.path),
+            state: if entry.staged { "waits" } else { "put-aside" },
+            time: entry.time,
+            rule: &entry.rule,
+            runs: &entry.runs,
+            why: &entry.why,
+            profile: &entry.profile,
+            command: &entry.command,
+            run: &entry.run,
+            what: entry.what,
+            mode: octal(entry.mode),
+            before: Was { kind, mode: mode.map(octal) },
+        }
+    }
+}
+
+/// Permission bits as chmod(1) takes them.
+fn octal(mode: u32) -> String {
+    format!("{:04o}", mode & 0o7777)
 }
 
 fn list(opened: &Opened, json: bool) -> Result<u8, Error> {
@@ -122,12 +201,10 @@ fn list(opened: &Opened, json: bool) -> Result<u8, Error> {
     }
     found.retain(|(_, entries)| !entries.is_empty());
     if json {
-        let all = found.iter().flat_map(|(place, entries)| {
-            entries.iter().map(|(id, entry)| Listed { id: *id, tree: output::path(&place.path), entry })
-        });
+        let all = found.iter().flat_map(|(place, entries)| entries.iter().map(|(id, entry)| Listed::new(place, *id, entry)));
         output::print_json(&all.collect::<Vec<_>>())?;
     } else if found.is_empty() {
-        output::print(EMPTY)?;
+        output::print(&nothing(opened)?)?;
     } else {
         let now = clock::milliseconds();
         let sections: Vec<String> = found.iter().map(|(place, entries)| section(place, entries, now)).collect();
@@ -136,15 +213,41 @@ fn list(opened: &Opened, json: bool) -> Result<u8, Error> {
     Ok(0)
 }
 
+/// Where nothing is, something may be elsewhere.
+fn nothing(opened: &Opened) -> Result<String, Error> {
+    let own = |place: &Place| opened.places.iter().any(|other| other.state == place.state);
+    let mut elsewhere = 0;
+    for place in place::all(&opened.state_dir)?.iter().filter(|place| !own(place)) {
+        elsewhere += entries(place)?.len();
+    }
+    Ok(match elsewhere {
+        0 => EMPTY.to_owned(),
+        1 => format!("nothing is in the quarantine of {}; 1 entry elsewhere: --all\n", opened.named),
+        more => format!("nothing is in the quarantine of {}; {more} entries elsewhere: --all\n", opened.named),
+    })
+}
+
+/// A path that leaves the columns of a terminal in line.
+fn fitted(path: String, terminal: bool) -> String {
+    let length = path.chars().count();
+    if !terminal || length <= table::WIDEST {
+        return path;
+    }
+    // The name at its end tells more than where it begins.
+    let first = (table::WIDEST - 3) / 3;
+    let last = table::WIDEST - 3 - first;
+    path.chars().take(first).chain("...".chars()).chain(path.chars().skip(length - last)).collect()
+}
+
 /// The entries of one tree.
 fn section(place: &Place, entries: &[(u64, Entry)], now: u64) -> String {
-    let gone = if place.tree.is_none() { " (gone or moved)" } else { "" };
-    let mut text = format!("{}{gone}\n", output::path(&place.path));
+    let mut text = place.title();
     let mut rows = vec![["ID", "WHEN", "PATH", "RULE", "WHY"].map(str::to_owned)];
+    let terminal = io::stdout().is_terminal();
     rows.extend(entries.iter().map(|(id, entry)| {
         let why = if entry.staged { format!("waits: {}", entry.why) } else { entry.why.clone() };
         let [rule, why] = [&entry.rule, &why].map(|text| output::clean(text).into_owned());
-        [id.to_string(), table::age(now, entry.time), output::path(&entry.path), rule, why]
+        [id.to_string(), table::age(now, entry.time), fitted(output::path(&entry.path), terminal), rule, why]
     }));
     table::columns(&mut text, &rows);
     text
@@ -162,10 +265,10 @@ fn difference(found: &Found<'_>, json: bool) -> Result<u8, Error> {
     let Found { place, id, entry } = found;
     let (before, content) = show::both(found)?;
     let old = match entry.before {
-        quarantine::Before::File(mode) => Some(Side::file(mode, Some(&before))),
-        quarantine::Before::Symlink => Some(Side::symlink(Some(&before))),
-        quarantine::Before::Unknown => Some(Side::file(entry.mode, None)),
-        quarantine::Before::Absent => None,
+        Before::File(mode) => Some(Side::file(mode, Some(&before))),
+        Before::Symlink => Some(Side::symlink(Some(&before))),
+        Before::Unknown => Some(Side::file(entry.mode, None)),
+        Before::Absent => None,
     };
     let new = match entry.what {
         What::Symlink => Side::symlink(content.as_deref()),
@@ -185,7 +288,7 @@ fn difference(found: &Found<'_>, json: bool) -> Result<u8, Error> {
         Ok::<_, Error>(String::from_utf8_lossy(&text).into_owned())
     };
     if json {
-        let listed = Listed { id: *id, tree: output::path(&place.path), entry };
+        let listed = Listed::new(place, *id, entry);
         output::print_json(&Compared { listed, diff: text(false)? })?;
         return Ok(0);
     }
@@ -195,14 +298,14 @@ fn difference(found: &Found<'_>, json: bool) -> Result<u8, Error> {
 
 /// What became of an entry, for programs.
 #[derive(Debug, Serialize)]
-struct Answer {
-    id: u64,
+struct Answer<I> {
+    id: I,
     path: String,
     became: &'static str,
 }
 
 fn bring(which: &BringArgs, approve: bool) -> Result<u8, Error> {
-    let opened = open(&which.of, false)?;
+    let opened = open(&which.of, Wants::Change)?;
     // Two commands at once would take each other's entries, and forget each other's approvals.
     let _lock = opened.places.first().map(|place| state::lock(&place.state)).transpose()?;
     let found = opened.entries(&which.ids)?;
@@ -246,7 +349,7 @@ fn bring_one(state_dir: &Path, found: &Found<'_>, force: bool, approve: bool) ->
 }
 
 fn discard(ids: &[u64], all: bool, of: &QuarantineArgs) -> Result<u8, Error> {
-    let opened = open(of, false)?;
+    let opened = open(of, Wants::Change)?;
     let own = opened.places.first();
     let _lock = own.map(|place| state::lock(&place.state)).transpose()?;
     let mut found = opened.entries(ids)?;
@@ -270,17 +373,20 @@ fn each(found: Vec<Found<'_>>, json: bool, act: impl Fn(&Found<'_>) -> Result<&'
     for found in found {
         match act(&found) {
             Ok(became) => answers.push(Answer { id: found.id, path: output::path(&found.entry.path), became }),
-            Err(error) => status = error.report(),
+            Err(mut error) => {
+                error.message = format!("entry {}: {}", found.id, error.message);
+                status = error.report();
+            }
         }
     }
+    let empty = if status == 0 { EMPTY } else { "" };
+    tell(&answers, json, empty).map(|()| status)
+}
+
+fn tell<I: Serialize + Display>(answers: &[Answer<I>], json: bool, empty: &str) -> Result<(), Error> {
     if json {
-        output::print_json(&answers)?;
-    } else {
-        if answers.is_empty() && status == 0 {
-            return output::print(EMPTY).map(|()| status);
-        }
-        let lines: String = answers.iter().map(|answer| format!("{} {}: {}\n", answer.id, answer.path, answer.became)).collect();
-        output::print(&lines)?;
+        return output::print_json(&answers);
     }
-    Ok(status)
+    let lines = answers.iter().map(|answer| format!("{} {}: {}\n", answer.id, answer.path, answer.became));
+    output::print(&if answers.is_empty() { empty.to_owned() } else { lines.collect() })
 }

@@ -8,7 +8,7 @@ use crate::output::clean;
 pub(crate) type Row = (String, String, String);
 
 /// Widest subject that the remarks are lined up behind.
-const WIDEST: usize = 48;
+pub(crate) const WIDEST: usize = 48;
 
 /// One line of a name and a value.
 pub(crate) fn field(text: &mut String, name: &str, value: &str) {

@@ -28,7 +28,7 @@ pub(crate) fn condense(error: &clap::Error) -> Error {
             }
         }
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Error::usage("no subcommand given").hint("`hermes-sandbox --help` lists them")
+            Error::usage("no subcommand given").hint(format!("`{} --help` lists them", program(error)))
         }
         ErrorKind::InvalidValue if value.is_empty() => Error::usage(format!("`{argument}` needs a value")),
         ErrorKind::InvalidValue => {
@@ -49,7 +49,12 @@ pub(crate) fn condense(error: &clap::Error) -> Error {
             if missing.iter().any(|name| name.contains("<COMMAND>")) {
                 Error::usage("no command given").hint("put it after `--`: hermes-sandbox run [OPTIONS] -- COMMAND [ARGUMENT]...")
             } else {
-                Error::usage(format!("missing {}", missing.join(", ")))
+                let plain = Error::usage(format!("missing {}", missing.join(", ")));
+                match program(error).split_once(" quarantine ") {
+                    Some((_, "revoke")) => plain.hint(APPROVALS),
+                    Some(_) => plain.hint(LIST),
+                    None => plain,
+                }
             }
         }
         _ => {
@@ -58,6 +63,19 @@ pub(crate) fn condense(error: &clap::Error) -> Error {
             Error::usage(line.strip_prefix("error: ").unwrap_or(line))
         }
     }
+}
+
+/// What tells entries of the quarantine.
+const LIST: &str = "`hermes-sandbox quarantine list` shows those that there are";
+/// What tells approvals.
+pub(crate) const APPROVALS: &str = "`hermes-sandbox quarantine approvals` shows those that there are";
+
+/// The program and the subcommands that were understood.
+fn program(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let usage = text.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or("hermes-sandbox");
+    let words: Vec<&str> = usage.split(' ').take_while(|word| !word.starts_with(['<', '[', '-'])).collect();
+    words.join(" ")
 }
 
 fn texts(error: &clap::Error, kind: ContextKind) -> Vec<String> {

@@ -49,7 +49,13 @@ fn what_one_run_planted_is_listed_shown_and_brought_back() {
     text.ok().says(".envrc").says("core.fsmonitor").says("just now").says(&sandbox.workspace.display().to_string());
     assert_eq!(list(&sandbox).len(), 3);
     let (config, hook, envrc) = (id(&sandbox, ".git/config"), id(&sandbox, ".git/hooks/pre-commit"), id(&sandbox, ".envrc"));
-    quarantine(&sandbox, &["show", &hook]).ok().says("mode 0755").says("nothing").says("githooks(5)").says("  | echo hook");
+    quarantine(&sandbox, &["show", &hook])
+        .ok()
+        .says("mode 0755")
+        .says("nothing")
+        .says("source      githooks(5)")
+        .says("run by ")
+        .says("  | echo hook");
     quarantine(&sandbox, &["show", &envrc]).ok().says("a file of 5 bytes, mode 06").says("direnv").says("  | evil");
     quarantine(&sandbox, &["diff", &envrc]).ok().says("--- a/.envrc\n+++ b/.envrc\n@@ -1 +1 @@\n-mine\n+evil\n");
     quarantine(&sandbox, &["diff", &config]).ok().says("+\tfsmonitor = ./x");
@@ -91,6 +97,46 @@ fn what_is_approved_stays_and_another_content_does_not() {
 }
 
 #[test]
+fn approvals_are_listed_and_revoked() {
+    let sandbox = Sandbox::new();
+    quarantine(&sandbox, &["approvals"]).ok().says("nothing is approved");
+    quarantine(&sandbox, &["revoke", "--all"]).ok().says("nothing is approved");
+    quarantine(&sandbox, &["revoke", "0123456789ab"]).refused(125);
+    sandbox.sh(&format!("{PLANT}; mkdir sub; printf 'evil\\n' > sub/.envrc; chmod 755 sub/.envrc")).ok();
+    quarantine(&sandbox, &["approve", "1", "2"]).ok();
+    let approvals =
+        || -> Vec<Value> { serde_json::from_slice(&quarantine(&sandbox, &["approvals", "--json"]).ok().stdout).unwrap() };
+    let before = approvals();
+    let own = before.iter().find(|one| one["path"] == ".envrc").unwrap();
+    let program = before.iter().find(|one| one["path"] == "sub/.envrc").unwrap();
+    assert_eq!((&own["rule"], &own["kind"], &program["kind"]), (&"direnv".into(), &"file".into(), &"program".into()));
+    assert_eq!(own["tree"], sandbox.workspace.to_str().unwrap());
+    let id = own["id"].as_str().unwrap();
+    quarantine(&sandbox, &["approvals"]).ok().says("ID ").says(id).says("sub/.envrc").says("program");
+    run_to_end(command(&sandbox, &["approvals", "--all"]).current_dir(&sandbox.outside)).ok().says(id);
+
+    let unknown = quarantine(&sandbox, &["revoke", id, "0123456789ab"]);
+    unknown.refused(125);
+    assert!(unknown.err().contains("0123456789ab") && unknown.err().contains("quarantine approvals"), "{}", unknown.err());
+    assert_eq!(approvals(), before, "one that is unknown keeps the others from being touched");
+    let again =
+        || sandbox.sh("rm -f .envrc sub/.envrc; printf 'evil\\n' > .envrc; printf 'evil\\n' > sub/.envrc; chmod 755 sub/.envrc");
+    again().ok();
+    assert_eq!(list(&sandbox).len(), 0, "positive control");
+
+    quarantine(&sandbox, &["revoke", id]).ok().says(&format!("{id} .envrc: revoked"));
+    assert_eq!(sandbox.read(".envrc"), "evil\n", "what lies there stays");
+    assert_eq!(approvals(), std::slice::from_ref(program));
+    for path in [".envrc", "sub/.envrc"] {
+        fs::remove_file(sandbox.workspace.join(path)).unwrap();
+    }
+    again().ok();
+    assert_eq!((sandbox.read(".envrc"), sandbox.read("sub/.envrc")), (String::new(), "evil\n".into()));
+    quarantine(&sandbox, &["revoke", "--all", "--json"]).ok().says("sub/.envrc");
+    assert_eq!(approvals(), [] as [Value; 0]);
+}
+
+#[test]
 fn what_is_restored_once_is_put_aside_the_next_time() {
     let sandbox = Sandbox::new();
     sandbox.sh(PLANT).ok();
@@ -98,6 +144,44 @@ fn what_is_restored_once_is_put_aside_the_next_time() {
     fs::remove_file(sandbox.workspace.join(".envrc")).unwrap();
     sandbox.sh(PLANT).ok();
     assert_eq!((sandbox.read(".envrc"), list(&sandbox).len()), (String::new(), 1));
+}
+
+#[test]
+fn the_executable_bit_alone_is_told_as_such() {
+    let sandbox = Sandbox::new();
+    sandbox.write(".envrc", "mine\n");
+    sandbox.sh("chmod 755 .envrc").ok();
+    quarantine(&sandbox, &["list"]).ok().says("is executable now").never_says("changed");
+    quarantine(&sandbox, &["discard", "--all"]).ok();
+    sandbox.sh("chmod 755 .envrc; echo more >> .envrc").ok();
+    quarantine(&sandbox, &["list"]).ok().says("has changed");
+}
+
+#[test]
+fn the_list_of_rules_needs_no_workspace() {
+    let sandbox = Sandbox::new();
+    let explain = |words: &[&str], at: &Path| run_to_end(sandbox.hermes().args(["explain", "guard"]).args(words).current_dir(at));
+    for at in [&sandbox.home, &sandbox.workspace, Path::new("/")] {
+        explain(&[], at).ok().says("husky ");
+        explain(&["--json"], at).ok().says("\"direnv\"");
+    }
+    explain(&[".envrc"], &sandbox.workspace).ok().says("direnv");
+    explain(&[".envrc"], &sandbox.home).refused(125);
+}
+
+#[test]
+fn the_same_again_is_one_entry() {
+    let sandbox = Sandbox::new();
+    sandbox.sh(PLANT).ok();
+    sandbox.sh("printf 'other\\n' > .envrc").ok();
+    sandbox.sh(&format!("{PLANT}; : again")).ok();
+    let entries = list(&sandbox);
+    let numbers: Vec<u64> = entries.iter().map(|entry| entry["id"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, [2, 3]);
+    assert!(entries[1]["command"].as_str().unwrap().ends_with(": again"), "{entries:?}");
+    quarantine(&sandbox, &["show", "3"]).ok().says("| evil");
+    quarantine(&sandbox, &["approve", "3"]).ok();
+    assert_eq!((sandbox.read(".envrc"), list(&sandbox).len()), ("evil\n".into(), 1));
 }
 
 #[test]
@@ -110,6 +194,7 @@ fn staged_files_take_effect_when_approved() {
     sandbox.sh("echo run > deploy/x; echo free > free").ok();
     assert_eq!((sandbox.read("deploy/x"), sandbox.read("free")), (String::new(), "free\n".into()));
     quarantine(&sandbox, &["list"]).ok().says("waits");
+    assert_eq!(list(&sandbox)[0]["state"], "waits");
     fs::remove_dir(sandbox.workspace.join("deploy")).unwrap();
     quarantine(&sandbox, &["approve", &id(&sandbox, "deploy/x")]).ok();
     assert_eq!(sandbox.read("deploy/x"), "run\n", "its directory was made again");
@@ -129,6 +214,30 @@ fn what_lies_there_by_now_stays_unless_forced() {
     }
     quarantine(&sandbox, &["restore", "--force", &id]).ok();
     assert_eq!(sandbox.read(".envrc"), "evil\n");
+}
+
+#[test]
+fn git_configuration_comes_back_beside_the_hosts_own() {
+    need!("git");
+    for words in [&["restore"][..], &["restore", "--force"], &["approve"]] {
+        let sandbox = Sandbox::new();
+        sandbox.plain_sh("git init -q .").ok();
+        sandbox.sh("git config core.fsmonitor ./x; git config user.name inside; git config submodule.s.url ./s").ok();
+        sandbox.plain_sh("git config user.name HOST; git config alias.own '!x'").ok();
+        quarantine(&sandbox, &[words, &[&id(&sandbox, ".git/config")]].concat()).ok();
+        let get = "for key in core.fsmonitor user.name alias.own submodule.s.url; do git config --get-all $key; done";
+        assert_eq!(sandbox.plain_sh(get).out(), "./x\nHOST\n!x\n./s\n", "{words:?}");
+    }
+    let sandbox = Sandbox::new();
+    sandbox.plain_sh("git init -q .").ok();
+    sandbox.sh("git config core.fsmonitor ./x").ok();
+    sandbox.plain_sh("git config core.fsmonitor ./own; git config user.name HOST").ok();
+    let id = id(&sandbox, ".git/config");
+    let refused = quarantine(&sandbox, &["restore", &id]);
+    refused.refused(125);
+    assert!(refused.err().contains("core.fsmonitor is something else"), "{}", refused.err());
+    quarantine(&sandbox, &["restore", "--force", &id]).ok();
+    assert_eq!(sandbox.plain_sh("git config core.fsmonitor; git config user.name").out(), "./x\nHOST\n");
 }
 
 #[test]
@@ -187,7 +296,7 @@ fn what_makes_no_sense_is_refused_in_words() {
     let refused = quarantine(&sandbox, &["restore", &pipe, &envrc, &envrc]);
     refused.exits(125).says(".envrc: restored");
     assert_eq!(refused.err().lines().count(), 2, "one error and its hint: {}", refused.err());
-    assert!(refused.err().contains("pipe"), "{}", refused.err());
+    assert!(refused.err().contains("pipe") && refused.err().contains(&format!("entry {pipe}: ")), "{}", refused.err());
     quarantine(&sandbox, &["diff", &pipe]).ok().says("a pipe, socket or device");
 }
 
@@ -234,6 +343,16 @@ fn the_answers_for_programs_are_json() {
         (&"evil\n".into(), &"old".into(), &"direnv".into(), &5.into())
     );
     assert_eq!(shown["tree"], sandbox.workspace.to_str().unwrap());
+    // Permission bits as people write them, and one word for what it is.
+    fs::set_permissions(sandbox.workspace.join(".envrc"), fs::Permissions::from_mode(0o640)).unwrap();
+    sandbox.sh("printf 'evil2\\n' > .envrc; mkdir sub; printf x > sub/.envrc; chmod 600 sub/.envrc").ok();
+    let listed = list(&sandbox);
+    let one = |path: &str| listed.iter().rfind(|entry| entry["path"] == path).unwrap();
+    assert_eq!(one(".envrc")["before"], serde_json::json!({"kind": "file", "mode": "0640"}));
+    assert_eq!(one("sub/.envrc")["before"], serde_json::json!({"kind": "absent"}));
+    assert_eq!((&one("sub/.envrc")["mode"], &one("sub/.envrc")["state"]), (&"0600".into(), &"put-aside".into()));
+    assert!(listed.iter().all(|entry| entry.get("stage").is_none() && entry.get("staged").is_none()), "{listed:?}");
+    quarantine(&sandbox, &["discard", &self::id(&sandbox, ".envrc"), &self::id(&sandbox, "sub/.envrc")]).ok();
     assert!(json(&["diff", &id, "--json"])["diff"].as_str().unwrap().contains("-old\n"));
     assert_eq!(json(&["restore", &id, "--json"])[0]["became"], "restored");
     assert_eq!(json(&["list", "--json"]), Value::Array(Vec::new()));
@@ -243,10 +362,27 @@ fn the_answers_for_programs_are_json() {
 #[test]
 fn long_contents_are_cut_and_binary_ones_named() {
     let sandbox = Sandbox::new();
+    sandbox.sh(&format!("mkdir c; : {}; echo x > c/.envrc; : THE END", "x".repeat(300))).ok();
+    quarantine(&sandbox, &["show", &id(&sandbox, "c/.envrc")]).ok().says("xxx...\n").never_says("THE END");
+    quarantine(&sandbox, &["show", "--json", &id(&sandbox, "c/.envrc")]).ok().says("THE END");
     sandbox.sh("mkdir a b; seq -f 'line %.0f' 1000 > a/.envrc; printf 'a\\0b' > b/.envrc").ok();
     quarantine(&sandbox, &["show", &id(&sandbox, "a/.envrc")]).ok().says("| line 200\n").says("more").never_says("line 201");
     quarantine(&sandbox, &["show", &id(&sandbox, "b/.envrc")]).ok().says("binary");
     quarantine(&sandbox, &["diff", &id(&sandbox, "b/.envrc")]).ok().says("Binary files /dev/null and b/b/.envrc differ");
+}
+
+#[test]
+fn long_paths_are_cut_on_a_terminal_only() {
+    let sandbox = Sandbox::new();
+    let long = format!("{}/.envrc", "directory/".repeat(9).trim_end_matches('/'));
+    sandbox.sh(&format!("mkdir -p {0}; echo x > {0}/.envrc; echo x > .envrc", long.trim_end_matches("/.envrc"))).ok();
+    quarantine(&sandbox, &["list"]).ok().says(&long);
+    let shown = Pty::play(&sandbox, &command(&sandbox, &["list"]), &[]);
+    shown.exits(0);
+    let columns: Vec<Option<usize>> =
+        shown.output.lines().filter(|line| line.contains(".envrc")).map(|line| line.find("direnv")).collect();
+    assert!(columns.len() == 2 && columns[0].is_some() && columns[0] == columns[1], "{}", shown.output);
+    assert!(shown.output.contains("directory/direc...") && !shown.output.contains(&long), "{}", shown.output);
 }
 
 #[test]
@@ -256,7 +392,10 @@ fn it_is_found_from_inside_from_elsewhere_and_after_a_renaming() {
     let sub = sandbox.workspace.join("sub/deep");
     fs::create_dir_all(&sub).unwrap();
     run_to_end(command(&sandbox, &["list"]).current_dir(&sub)).ok().says(".envrc");
-    run_to_end(command(&sandbox, &["list"]).current_dir(&sandbox.outside)).ok().says("nothing is in quarantine");
+    let elsewhere = format!("nothing is in the quarantine of {}; 1 entry elsewhere: --all\n", sandbox.outside.display());
+    run_to_end(command(&sandbox, &["list"]).current_dir(&sandbox.outside)).ok().says(&elsewhere);
+    let slash = format!("{}/", sandbox.outside.display());
+    run_to_end(&mut command(&sandbox, &["list", "--workspace", &slash])).ok().says(&elsewhere);
     run_to_end(command(&sandbox, &["list", "--all"]).current_dir(&sandbox.outside)).ok().says(".envrc");
     let moved = sandbox.home.join("moved");
     fs::rename(&sandbox.workspace, &moved).unwrap();
@@ -348,6 +487,31 @@ fn beside_a_live_run_only_what_is_approved_comes_back() {
     refused.refused(125);
     approved.ok();
     assert_eq!((sandbox.read(".envrc"), list(&sandbox).len()), ("evil\n".into(), 0));
+}
+
+#[test]
+fn looking_needs_no_writing() {
+    let sandbox = Sandbox::new();
+    sandbox.sh(PLANT).ok();
+    let root = run_to_end(sandbox.plain_command("id").arg("-u")).out().trim() == "0";
+    if root {
+        need!("setpriv");
+    }
+    let without_privileges = |words: &[&str]| {
+        let own = command(&sandbox, words);
+        let mut command = sandbox.plain_command(if root { "setpriv" } else { "env" });
+        command.args(if root { &["--bounding-set=-all"][..] } else { &[] });
+        run_to_end(command.arg(own.get_program()).args(own.get_args()).current_dir(&sandbox.workspace))
+    };
+    let state = sandbox.home.join(".local/state/hermes-sandbox");
+    sandbox.plain_sh(&format!("chmod -R a-w '{}'", state.display())).ok();
+    without_privileges(&["discard", "1"]).refused(125);
+    without_privileges(&["list"]).ok().says(".envrc");
+    without_privileges(&["list", "--all"]).ok().says(".envrc");
+    without_privileges(&["show", "1"]).ok().says("| evil");
+    without_privileges(&["diff", "1"]).ok().says("+evil");
+    sandbox.plain_sh(&format!("chmod -R u+w '{}'", state.display())).ok();
+    without_privileges(&["discard", "1"]).ok();
 }
 
 #[test]

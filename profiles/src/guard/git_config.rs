@@ -25,6 +25,15 @@ pub struct Merged {
     pub refused: Vec<String>,
 }
 
+/// All of the changes, whatever they mean.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Carried {
+    /// The host's file with them. Its comments, layout and other keys stay.
+    pub text: Vec<u8>,
+    /// Keys among them that the host has changed too, to something else. Escape them.
+    pub contested: Vec<String>,
+}
+
 /// What the caller knows to be good, by key and value.
 pub type Also<'a> = &'a dyn Fn(&str, &[u8]) -> bool;
 
@@ -61,6 +70,34 @@ pub fn merge_with(before: &[u8], now: &[u8], host: &[u8], also: Also<'_>) -> Res
         host = grammar::parse(&edit::set(&host, &key, &values))?;
     }
     Ok(Merged { text: host.text, refused })
+}
+
+/// Brings all changes from `before` to `now` into `host`, the bad ones too: for what a person wants to have.
+///
+/// `None` when one of the texts is not configuration, or the changes are too many to be told apart from a new text.
+pub fn carry(before: &[u8], now: &[u8], host: &[u8]) -> Option<Carried> {
+    let (before, now, mut host) = (parse(before).ok()?, parse(now).ok()?, grammar::parse(host).ok()?);
+    let mut contested = Vec::new();
+    let mut wanted: Vec<(Name, Vec<Option<Vec<u8>>>)> = Vec::new();
+    {
+        let (before, now, host) = (values(&before), values(&now), values(&host));
+        let keys: BTreeSet<&Name> = before.keys().chain(now.keys()).copied().collect();
+        for key in keys {
+            let (old, new, own) = (of(&before, key), of(&now, key), of(&host, key));
+            if old == new || own == new {
+                continue;
+            }
+            contested.extend((own != old).then(|| key.to_string()));
+            wanted.push((key.clone(), new.iter().map(|value| value.map(<[u8]>::to_vec)).collect()));
+        }
+    }
+    if wanted.len() > MAX_CHANGES {
+        return None;
+    }
+    for (key, values) in wanted {
+        host = grammar::parse(&edit::set(&host, &key, &values)).ok()?;
+    }
+    Some(Carried { text: host.text, contested })
 }
 
 /// All keys that have a value, in the order of the text. Nothing of a text that is not configuration.

@@ -3,9 +3,11 @@
 //! `quarantine/<number>/entry` says what it is, `content` is what was put aside, `before` what was there before the run.
 //! `approved` lists what need not be put aside again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -48,7 +50,7 @@ pub(crate) struct Entry {
 }
 
 /// What was put aside.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum What {
     /// A regular file; `content` has its bytes.
@@ -93,7 +95,19 @@ pub(crate) struct Quarantine {
     state: PathBuf,
 }
 
-/// Contents that were approved: (rule, path, hash).
+/// A content that was approved at one place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Approval {
+    /// Short, and the same whatever else is approved.
+    pub(crate) id: String,
+    pub(crate) rule: String,
+    /// Relative to the tree.
+    pub(crate) path: PathBuf,
+    /// `file`, `program` or `symlink`.
+    pub(crate) kind: String,
+}
+
+/// Contents that were approved: (rule, path, kind and hash).
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Approved(BTreeSet<(String, Vec<u8>, String)>);
 
@@ -173,6 +187,26 @@ impl Quarantine {
         crate::scratch::remove(&self.dir().join(id.to_string()))
     }
 
+    /// Of entries of one content at one place only the newest stays: a decision about it is one about all.
+    pub(crate) fn forget_repeated(&self) -> io::Result<()> {
+        let mut alike: BTreeMap<_, Vec<u64>> = BTreeMap::new();
+        for (id, entry) in self.list()?.into_iter().rev() {
+            // Of the others the content is not known, or not here yet.
+            if entry.stage == Stage::Done && matches!(entry.what, What::File | What::Symlink | What::Special) {
+                alike.entry((entry.path, entry.rule, entry.what, entry.mode, entry.staged)).or_default().push(id);
+            }
+        }
+        for ids in alike.into_values().filter(|ids| ids.len() > 1) {
+            let mut known = BTreeSet::new();
+            for id in ids {
+                if !known.insert(trust::hash(&self.content(id)?)) {
+                    self.remove(id)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// What was approved.
     pub(crate) fn approved(&self) -> io::Result<Approved> {
         Ok(store::read_if_known(&self.state.join("approved"))?.unwrap_or_default())
@@ -186,9 +220,38 @@ impl Quarantine {
         }
         store::write(&self.state.join("approved"), &approved)
     }
+
+    /// Forgets the approvals with these identifiers.
+    pub(crate) fn revoke(&self, ids: &BTreeSet<String>) -> io::Result<()> {
+        let mut approved = self.approved()?;
+        approved.0.retain(|key| !ids.contains(&approval(key).id));
+        store::write(&self.state.join("approved"), &approved)
+    }
+}
+
+/// Hexadecimal digits that tell approvals of one tree apart.
+const DIGITS: usize = 12;
+
+fn approval(key: &(String, Vec<u8>, String)) -> Approval {
+    let (rule, path, content) = key;
+    // No rule has a NUL in its name, and no path has one.
+    let whole = [rule.as_bytes(), path, content.as_bytes()].join(&0);
+    Approval {
+        id: trust::hash(&whole)[..DIGITS].to_owned(),
+        rule: rule.clone(),
+        path: OsString::from_vec(path.clone()).into(),
+        kind: content.split(' ').next().unwrap_or_default().to_owned(),
+    }
 }
 
 impl Approved {
+    /// All, by path.
+    pub(crate) fn list(&self) -> Vec<Approval> {
+        let mut all: Vec<Approval> = self.0.iter().map(approval).collect();
+        all.sort_by(|a, b| (&a.path, &a.id).cmp(&(&b.path, &b.id)));
+        all
+    }
+
     pub(crate) fn has(&self, rule: &str, path: &Path, is: &Is, mode: u32) -> bool {
         // What may be executed may as well only be read.
         let known = |mode| key(rule, path, is, mode).is_some_and(|key| self.0.contains(&key));
@@ -267,6 +330,52 @@ mod tests {
         }
         quarantine.remove(id).unwrap();
         assert!(!dir.path().join("quarantine").join(id.to_string()).exists());
+    }
+
+    #[test]
+    fn of_entries_that_are_alike_the_newest_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let quarantine = Quarantine::new(dir.path());
+        quarantine.make().unwrap();
+        let done = Entry { stage: Stage::Done, ..entry(b"a") };
+        let add =
+            |entry: &Entry, content: &str, before: &str| quarantine.add(entry, content.as_bytes(), before.as_bytes()).unwrap();
+        let others = [
+            add(&Entry { rule: "x".into(), ..done.clone() }, "evil", ""),
+            add(&Entry { mode: 0o644, ..done.clone() }, "evil", ""),
+            add(&Entry { what: What::Symlink, ..done.clone() }, "evil", ""),
+            add(&Entry { stage: Stage::Copied, ..done.clone() }, "evil", ""),
+            add(&Entry { path: "b".into(), ..done.clone() }, "evil", ""),
+            add(&done, "other", ""),
+        ];
+        add(&done, "evil", "1");
+        add(&Entry { time: 8, ..done.clone() }, "evil", "2");
+        let newest = add(&Entry { time: 9, run: "s".into(), ..done.clone() }, "evil", "3");
+        quarantine.forget_repeated().unwrap();
+        let left: Vec<u64> = quarantine.list().unwrap().into_iter().map(|(id, _)| id).collect();
+        assert_eq!(left, [&others[..], &[newest]].concat());
+        assert_eq!(quarantine.before(newest).unwrap(), b"3");
+    }
+
+    #[test]
+    fn approvals_are_known_by_themselves_and_revoked_one_by_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let quarantine = Quarantine::new(dir.path());
+        let (file, other) = (Is::File(b"a".to_vec()), Is::Link(b"a".to_vec()));
+        let odd = Path::new(OsStr::from_bytes(b"z\xff"));
+        quarantine.approve("r", odd, &file, 0o755).unwrap();
+        let first = quarantine.approved().unwrap().list();
+        quarantine.approve("r", Path::new("a"), &file, 0o644).unwrap();
+        quarantine.approve("r", Path::new("a"), &other, 0o777).unwrap();
+        quarantine.approve("r2", Path::new("a"), &other, 0o777).unwrap();
+        let all = quarantine.approved().unwrap().list();
+        let ids: BTreeSet<&str> = all.iter().map(|approval| &*approval.id).collect();
+        assert!(ids.len() == 4 && ids.iter().all(|id| id.len() == DIGITS), "{all:?}");
+        assert!(all[3] == first[0] && first[0].path == odd && first[0].kind == "program", "{all:?}");
+        quarantine.revoke(&[first[0].id.clone()].into()).unwrap();
+        let approved = quarantine.approved().unwrap();
+        assert!(!approved.has("r", odd, &file, 0o755) && approved.has("r", Path::new("a"), &file, 0o644));
+        assert_eq!(approved.list(), all[..3]);
     }
 
     #[test]

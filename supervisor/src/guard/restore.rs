@@ -11,7 +11,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use hermes_profiles::guard::{self, Check, Rule, git_config};
+use hermes_profiles::guard::git_config::{self, Carried};
+use hermes_profiles::guard::{self, Check, Rule};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, SFlag, mkdirat};
@@ -77,20 +78,40 @@ fn compare(entry: &Entry, content: Option<&Is>, before: &[u8], now: &Held) -> Fo
 }
 
 fn is_before_or_merged(entry: &Entry, content: Option<&Is>, before: &[u8], text: &[u8]) -> bool {
-    let before = if matches!(entry.before, Before::File(_)) { before } else { &[] };
+    let before = baseline(entry, before);
     // Empty lines at the end mean nothing, and the guard fills up with them.
     let same = |other: &[u8]| {
         let end = |text: &[u8]| text.iter().rposition(|byte| *byte != b'\n').map_or(0, |at| at + 1);
         text[..end(text)] == other[..end(other)]
     };
     let merged = || match content {
-        Some(Is::File(content)) => git_config::merge(before, content, before).ok(),
+        Some(Is::File(content)) => left(before, content),
         _ => None,
     };
-    same(before) || merged().is_some_and(|merged| same(&merged.text))
+    same(before) || merged().is_some_and(|merged| same(&merged))
 }
 
-/// Puts the content of an entry at its place in the tree. Something that came there since goes with `force` only.
+/// The configuration from before the run.
+fn baseline<'b>(entry: &Entry, before: &'b [u8]) -> &'b [u8] {
+    if matches!(entry.before, Before::File(_)) { before } else { &[] }
+}
+
+/// The configuration that the guard left on the host: with what is harmless. What is harmless only because of where it leads
+/// is not among it, and does not matter: the host has it as the entry has it.
+fn left(before: &[u8], content: &[u8]) -> Option<Vec<u8>> {
+    git_config::merge(before, content, before).ok().map(|merged| merged.text)
+}
+
+/// What the guard kept from the host, brought into what the host has by now.
+fn carry(entry: &Entry, content: Option<&Is>, before: &[u8], now: Option<&Held>) -> Option<Carried> {
+    let (Some(Is::File(content)), Some(Held { is: Is::File(host), .. }), true) = (content, now, is_config(entry)) else {
+        return None;
+    };
+    git_config::carry(&left(baseline(entry, before), content)?, content, host)
+}
+
+/// Puts the content of an entry at its place in the tree. Something that came there since goes with `force` only; of git
+/// configuration only keys that the entry has otherwise.
 ///
 /// # Errors
 /// It cannot be brought back: why, and what to do.
@@ -122,10 +143,17 @@ pub(crate) fn restore(tree: &Tree, quarantine: &Quarantine, id: u64, entry: &Ent
     let content = content(quarantine, id, entry).map_err(failed)?;
     let look = || find(&tree.root, entry, content.as_ref(), &before);
     let (found, now) = look().map_err(|errno| failed(errno.into()))?;
-    match found {
-        Found::AsPutAside => return Ok(Restored::WasThere),
-        Found::Directory => return Err(cannot("a directory lies there by now").hint("move it away, then try again")),
-        Found::Else if !force => {
+    let carried = if found == Found::Else { carry(entry, content.as_ref(), &before, now.as_ref()) } else { None };
+    match (found, &carried) {
+        (Found::AsPutAside, _) => return Ok(Restored::WasThere),
+        (Found::Else, Some(carried)) if !force && !carried.contested.is_empty() => {
+            return Err(cannot(&format!("{} is something else there by now", carried.contested.join(", "))).hint(format!(
+                "`hermes-sandbox quarantine diff {id}` shows what was put aside; `--force` sets it and leaves other keys"
+            )));
+        }
+        (Found::Else, Some(_)) => {}
+        (Found::Directory, _) => return Err(cannot("a directory lies there by now").hint("move it away, then try again")),
+        (Found::Else, None) if !force => {
             return Err(cannot("something else lies there by now").hint(format!(
                 "`hermes-sandbox quarantine diff {id}` shows what was put aside; `--force` replaces what is there"
             )));
@@ -135,7 +163,7 @@ pub(crate) fn restore(tree: &Tree, quarantine: &Quarantine, id: u64, entry: &Ent
     let unchanged = || look().is_ok_and(|(_, again)| again == now);
     let written = match &content {
         Some(Is::File(text)) if is_config(entry) => shadow::under_lock(tree, &entry.path, |_| match unchanged() {
-            true => Ok(Some(text.clone())),
+            true => Ok(Some(carried.as_ref().map_or(text, |carried| &carried.text).clone())),
             false => Err(io::ErrorKind::Interrupted.into()),
         }),
         Some(Is::Link(target)) => tempfile::Builder::new()

@@ -22,6 +22,12 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// The line above what is listed of it.
+    pub(crate) fn title(&self) -> String {
+        let gone = if self.tree.is_none() { " (gone or moved)" } else { "" };
+        format!("{}{gone}\n", output::path(&self.path))
+    }
+
     /// What was put aside in it.
     pub(crate) fn quarantine(&self) -> Quarantine {
         Quarantine::new(&self.state)
@@ -47,9 +53,10 @@ pub(crate) fn around(state_dir: &Path, dir: &Path) -> Result<Vec<Place>, Error> 
     };
     let mut places = Vec::new();
     for ancestor in real.ancestors() {
-        if Tree::open(state_dir, ancestor, false)?.is_some() {
-            // Once more, to note where it is now if it was renamed.
-            places.extend(Tree::open(state_dir, ancestor, true)?.map(Place::from));
+        if let Some(tree) = Tree::open(state_dir, ancestor, false)? {
+            // Once more, to note where it is now if it was renamed. Who only looks does without.
+            let noted = Tree::open(state_dir, ancestor, true).ok().flatten();
+            places.push(noted.unwrap_or(tree).into());
         }
     }
     Ok(places)

@@ -1,17 +1,19 @@
 //! All that is known about one entry.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io;
 
 use hermes_profiles::ospath;
 use serde::Serialize;
 
-use super::{Found, Listed, cannot};
+use super::{Found, Listed, cannot, octal};
 use crate::clock;
 use crate::diff::{self, quote};
 use crate::error::Error;
 use crate::guard::quarantine::{Before, Entry, What};
 use crate::guard::restore;
+use crate::guard_rules;
 use crate::output;
 use crate::table::{self, field};
 
@@ -19,6 +21,8 @@ use crate::table::{self, field};
 pub(super) const SPECIAL: &str = "a pipe, socket or device, of which nothing is kept";
 /// Lines of a content that are shown.
 const LINES: usize = 200;
+/// Characters of a command line that are shown.
+const COMMAND: usize = 200;
 /// Bytes of a content that are shown: a line can be long.
 const BYTES: usize = 64 * 1024;
 
@@ -51,10 +55,10 @@ struct Shown<'a> {
 pub(super) fn show(found: &Found<'_>, json: bool) -> Result<u8, Error> {
     let Found { place, id, entry } = found;
     let (before, content) = both(found)?;
-    let source = restore::rule(entry).map(|rule| &*rule.source);
+    let source = restore::rule(entry).map(guard_rules::source);
     let size = place.quarantine().content_path(*id).metadata().map_or(0, |meta| meta.len());
     if json {
-        let listed = Listed { id: *id, tree: output::path(&place.path), entry };
+        let listed = Listed::new(place, *id, entry);
         let kept = matches!(entry.before, Before::File(_) | Before::Symlink);
         output::print_json(&Shown {
             listed,
@@ -80,15 +84,15 @@ pub(super) fn show(found: &Found<'_>, json: bool) -> Result<u8, Error> {
 
 fn facts(text: &mut String, entry: &Entry, source: Option<&str>, size: u64, before: &[u8]) {
     let what = match entry.what {
-        What::File => format!("a file of {}, mode {:04o}", table::bytes(size), entry.mode),
-        What::LongFile => format!("a file of {}, mode {:04o}, too long to be shown", table::bytes(size), entry.mode),
+        What::File => format!("a file of {}, mode {}", table::bytes(size), octal(entry.mode)),
+        What::LongFile => format!("a file of {}, mode {}, too long to be shown", table::bytes(size), octal(entry.mode)),
         What::Symlink => "a symlink".to_owned(),
         What::Special => SPECIAL.to_owned(),
         What::Directory => "a directory in the place of a file".to_owned(),
     };
     let was = match entry.before {
         Before::Absent => "nothing".to_owned(),
-        Before::File(mode) => format!("a file of {}, mode {mode:04o}", table::bytes(before.len() as u64)),
+        Before::File(mode) => format!("a file of {}, mode {}", table::bytes(before.len() as u64), octal(mode)),
         Before::Symlink => format!("a symlink to {}", ospath::escaped_bytes(before)),
         Before::Unknown => "something of which no copy could be kept".to_owned(),
     };
@@ -97,7 +101,7 @@ fn facts(text: &mut String, entry: &Entry, source: Option<&str>, size: u64, befo
     field(text, "rule", &entry.rule);
     field(text, "run by", &entry.runs);
     if let Some(source) = source {
-        field(text, "see", source);
+        field(text, "source", source);
     }
     field(text, "why", &entry.why);
     if entry.staged {
@@ -105,7 +109,15 @@ fn facts(text: &mut String, entry: &Entry, source: Option<&str>, size: u64, befo
     }
     field(text, "when", &table::age(clock::milliseconds(), entry.time));
     field(text, "profile", &entry.profile);
-    field(text, "command", &entry.command);
+    field(text, "command", &cut(&entry.command));
+}
+
+/// The beginning of a long command line; a script can be an argument.
+fn cut(command: &str) -> Cow<'_, str> {
+    match command.char_indices().nth(COMMAND) {
+        None => Cow::Borrowed(command),
+        Some((at, _)) => Cow::Owned(format!("{}...", &command[..at])),
+    }
 }
 
 /// The content, set off so that no line of it can be taken for one of ours.

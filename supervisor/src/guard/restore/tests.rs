@@ -165,12 +165,42 @@ fn git_configuration_goes_where_the_host_has_what_the_guard_left() {
         assert!(!case.at(".git/config.lock").exists());
         assert_eq!(case.restore(&config(Before::File(0o644)), PLANTED, BEFORE, false).unwrap(), Restored::WasThere);
     }
-    // The host has changed something since.
-    let own = BEFORE.to_owned() + "[user]\n\tname = me\n";
-    case.write(".git/config", &own);
-    let refused = case.restore(&config(Before::File(0o644)), PLANTED, BEFORE, false).unwrap_err();
-    assert!(refused.hints[0].contains("--force"), "{refused:?}");
-    assert_eq!(case.read(".git/config"), own);
+}
+
+#[test]
+fn git_configuration_comes_back_beside_what_the_host_changed_since() {
+    const BEFORE: &str = "[core]\n\tbare = false\n\tsshcommand = ssh\n";
+    const PLANTED: &str = "[core]\n\tbare = false\n\tfsmonitor = ./x\n\thookspath\n[user]\n\tname = inside\n\
+                           [submodule \"s\"]\n\turl = ./s\n";
+    let case = Case::new();
+    fs::create_dir(case.at(".git")).unwrap();
+    let restore = |host: &str, force| {
+        case.write(".git/config", host);
+        let restored = case.restore(&config(Before::File(0o644)), PLANTED, BEFORE, force);
+        (restored, case.read(".git/config"))
+    };
+    // What the guard left, with the address that it knew to lead into the tree, and what the host did to it.
+    let left = BEFORE.to_owned() + "[submodule \"s\"]\n\turl = ./s\n[user]\n\tname = HOST\n# mine\n[alias]\n\tx = !own\n";
+    for force in [false, true] {
+        let (restored, text) = restore(&left, force);
+        assert_eq!(restored.unwrap(), Restored::Written);
+        for kept in ["name = HOST", "# mine", "x = !own", "url = ./s", "fsmonitor = ./x", "hookspath"] {
+            assert!(text.contains(kept), "{kept}: {text}");
+        }
+        assert!(!text.contains("sshcommand") && !text.contains("inside") && text.matches("url").count() == 1, "{text}");
+    }
+    // The same key.
+    let contested = left + "[core]\n\tfsmonitor = own\n";
+    let (refused, text) = restore(&contested, false);
+    let refused = refused.unwrap_err();
+    assert!(refused.message.contains("core.fsmonitor is something else") && refused.hints[0].contains("--force"), "{refused:?}");
+    assert_eq!(text, contested);
+    let (restored, text) = restore(&contested, true);
+    assert_eq!(restored.unwrap(), Restored::Written);
+    assert!(text.contains("fsmonitor = ./x") && !text.contains("= own") && text.contains("name = HOST"), "{text}");
+    // What is no configuration cannot be taken apart.
+    assert!(restore("[core\n", false).0.unwrap_err().message.contains("something else lies there"));
+    assert_eq!(restore("[core\n", true).1, PLANTED);
 }
 
 #[test]

@@ -54,7 +54,7 @@ pub(crate) fn decide(
                 let bits = before.map_or(0, |before| before.mode);
                 // Modes without the executable bits run nothing.
                 let gained = now.mode & !bits & 0o111;
-                return if gained == 0 || report_only { Decision::Keep } else { aside("made executable") };
+                return if gained == 0 || report_only { Decision::Keep } else { aside("is executable now") };
             }
             if rule.check == Check::GitConfig {
                 return config(

@@ -75,6 +75,10 @@ pub(crate) fn settle_tree(
     let now = work();
     tree.root.close_up();
     let now = now.map_err(failed)?;
+    if !settler.outcome.put_aside.is_empty() {
+        // All is settled: that an older entry stays, or goes by another hand just now, is no failure.
+        let _ = settler.quarantine.forget_repeated();
+    }
     *outcome = settler.outcome;
     if now.renewed {
         store::write_soon(&tree.state.join("index"), &now).map_err(failed)?;
@@ -172,8 +176,8 @@ impl Settler<'_> {
             let approved = self.approved.has(&rule.id, &path, &now.is, now.mode);
             if let (true, Is::File(new)) = (approved, &now.is) {
                 shadow::under_lock(self.tree, &path, |host| {
-                    let merged = git_config::merge_with(old, new, host.unwrap_or_default(), &|_, _| true);
-                    Ok(if host == Some(old) { Some(new.clone()) } else { merged.ok().map(|merged| merged.text) })
+                    let carried = || git_config::carry(old, new, host.unwrap_or_default()).map(|carried| carried.text);
+                    Ok(if host == Some(old) { Some(new.clone()) } else { carried() })
                 })?;
             } else if !refused.is_empty() {
                 self.keep_private(&path, rule, sets(&refused), &now, before_held)?;
