@@ -35,6 +35,10 @@ pub struct Rule {
     /// It looks into directories of installed packages, too, although it only reports.
     #[serde(default)]
     pub packages: bool,
+    /// In a directory that came into being in the same run it is of one piece with the rest of it: what would be put aside is
+    /// told of, what would be told of is not.
+    #[serde(default)]
+    pub new_directory_excuses: bool,
     /// What counts as a change.
     #[serde(default)]
     pub check: Check,

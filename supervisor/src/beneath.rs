@@ -218,6 +218,12 @@ pub(crate) fn errno(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 
+/// Renames; EEXIST when the new name is taken.
+pub(crate) fn rename_to_free(from: impl AsFd, old: &OsStr, to: impl AsFd, new: &OsStr) -> Result<(), Errno> {
+    let flags = rustix::fs::RenameFlags::NOREPLACE;
+    rustix::fs::renameat_with(from, old, to, new, flags).map_err(|e| Errno::from_raw(e.raw_os_error()))
+}
+
 /// A path that names an open file, for calls that take paths only.
 pub(crate) fn by_descriptor(fd: impl AsFd) -> OsString {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()).into()

@@ -54,7 +54,9 @@ fn path_answer(path: &Path, args: &ExplainArgs) -> Result<Answer, Error> {
     let home = prepared.caller.home.as_deref();
     let path = absolute(path, &prepared.caller.cwd, home);
     engine::survey_also(&mut prepared.survey, &[&path]);
-    Ok(explain::explain_path(&prepared.policy, &prepared.plan, &prepared.survey, &path))
+    let mut answer = explain::explain_path(&prepared.policy, &prepared.plan, &prepared.survey, &path);
+    answer.notes.extend(guard_rules::about(&prepared.policy, &path, |path| path.canonicalize().ok()).note());
+    Ok(answer)
 }
 
 /// `path` from the root, without `.` and `..`; a leading `~` that no shell has replaced is the home directory.

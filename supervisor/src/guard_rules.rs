@@ -54,6 +54,15 @@ pub(crate) fn all(policy: &Policy) -> Vec<Held> {
     guard::builtin().map(|rule| held(rule, guard.by_id(&rule.id).map(|rule| rule.action))).collect()
 }
 
+/// What no rule can hold.
+const OPEN: [&str; 5] = [
+    "while a sandbox lives, its files lie on the host as it left them, but for git's hooks and configuration",
+    "a repository that it makes is covered once it is found: mostly within 0.1 s of a name in a known directory, else within seconds",
+    "without a mount namespace (tier landlock) nothing is covered: all is put aside when the run ends",
+    "on network file systems (NFS, CIFS, 9p, FUSE) times are not believed, and every look reads the whole tree",
+    "what a person builds, tests or runs is the project's own code, which is told of but left alone",
+];
+
 /// All rules for people.
 pub(crate) fn as_table(policy: &Policy) -> String {
     let rules = all(policy);
@@ -72,6 +81,7 @@ pub(crate) fn as_table(policy: &Policy) -> String {
         let rows: Vec<Row> = rules.iter().filter(|rule| rule.trigger == trigger).map(row).collect();
         section(&mut text, title, &rows);
     }
+    section(&mut text, "what stays open", &OPEN.map(|line| (line.to_owned(), String::new(), String::new())));
     text.push_str("\n`explain guard PATH` says which of them holds for a path; `explain policy` what the policy adds.\n");
     text
 }
@@ -95,6 +105,17 @@ pub(crate) fn about(policy: &Policy, path: &Path, real: impl Fn(&Path) -> Option
 }
 
 impl Answer {
+    /// One line for an answer about something else than guards.
+    pub(crate) fn note(&self) -> Option<String> {
+        let rule = self.rule.as_ref()?;
+        let happens = match rule.action? {
+            Action::PutAside => "put aside when the run ends, unless it is harmless",
+            Action::Stage => "put aside until it is approved",
+            Action::Report => "told of when the run ends",
+        };
+        Some(format!("guarded ({}): a change is {happens}; `explain guard` says more", rule.id))
+    }
+
     /// The answer for people.
     pub(crate) fn as_text(&self) -> String {
         let mut text = format!("{}\n", path(&self.path));

@@ -39,6 +39,13 @@ pub(crate) fn path(path: &Path) -> String {
     clean(&ospath::escaped(path)).into_owned()
 }
 
+/// A path as a word of a shell's command line.
+pub(crate) fn quoted(path: &Path) -> String {
+    let text = self::path(path);
+    let plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
+}
+
 /// Writes to stdout in one go. That nobody reads any more is not worth a word.
 pub(crate) fn print(text: &str) -> Result<(), Error> {
     let mut stdout = io::stdout().lock();

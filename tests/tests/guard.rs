@@ -135,6 +135,13 @@ const TRICKS: &[Trick] = &[
         &[b"e/.envrc"],
     ),
     ("parent_leads_outside_anew", "", "ln -s '@PRIVATE@' .vscode", &[b".vscode/tasks.json"]),
+    ("reported_name_leads_outside", "", "ln -s '@PRIVATE@/.envrc' Makefile", &[b"Makefile"]),
+    (
+        "leads_outside_behind_a_link",
+        "",
+        "mkdir -p a/b/c/d/e/f/g/h; ln -s /usr/share a/b/c/d/e/f/g/h/i; ln -s 'i/../..@PRIVATE@/.envrc' a/b/c/d/e/f/g/h/j",
+        &[b"a/b/c/d/e/f/g/h/j"],
+    ),
     ("unreadable", "echo OWN > .envrc", "echo PLANT > .envrc; chmod 000 .envrc", &[b".envrc"]),
     (
         "unreadable_parent",
@@ -143,6 +150,20 @@ const TRICKS: &[Trick] = &[
         &[b"d/.vscode/tasks.json"],
     ),
     ("unwritable_parent", "mkdir d; echo OWN > d/.envrc", "echo PLANT > d/.envrc; chmod 500 d", &[b"d/.envrc"]),
+    ("looks_like_git", "", "touch HEAD; mkdir objects refs; echo PLANT > .envrc", &[b".envrc"]),
+    (
+        "below_what_looks_like_git",
+        "",
+        "touch HEAD; mkdir -p objects/a refs logs; echo PLANT > objects/a/.envrc; echo PLANT > logs/.envrc",
+        &[b"objects/a/.envrc", b"logs/.envrc"],
+    ),
+    (
+        "names_of_ours_taken",
+        "",
+        "r=$(grep -o 'runs/[0-9]*-[0-9]*' /proc/self/mountinfo | head -n 1 | cut -d / -f 2)
+        for i in $(seq 900); do touch .hermes-sandbox-$r-$i; done; echo PLANT > .envrc",
+        &[b".envrc"],
+    ),
     ("many", "", "for i in $(seq 300); do mkdir $i; echo PLANT > $i/.envrc; done", &[b"1/.envrc", b"150/.envrc", b"300/.envrc"]),
 ];
 

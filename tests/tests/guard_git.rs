@@ -6,7 +6,7 @@ use std::fs;
 use std::process::Stdio;
 use std::time::Duration;
 
-use hermes_tests::{GITCONFIG, Live, Outcome, Sandbox, need, run_to_end, skip, wait_until};
+use hermes_tests::{GITCONFIG, Live, Outcome, PYTHON, Sandbox, need, run_to_end, skip, wait_until};
 
 /// When the host must already be safe.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,6 +32,30 @@ monitor() { git config -f "$1" core.fsmonitor "$FIRE"; }
 with_sub() { git submodule -q add "$PWD/../../subsrc" sub; git commit -qm sub; }
 bare() { mkdir -p "$1/objects" "$1/refs"; echo 'ref: refs/heads/main' > "$1/HEAD"; printf '[core]\n\trepositoryformatversion = 0\n\tbare = false\n\tworktree = .\n\tfsmonitor = "%s"\n' "$FIRE" > "$1/config"; }
 points() { [ "$1" = https://example.invalid/repo.git ] || eval "$FIRE"; }
+"#;
+
+/// Opens the host's configuration while nothing covers it, and changes it by a descriptor or a mapping that stays.
+const CATCH: &str = r#"
+import mmap, os, sys, time
+covered = os.stat('.git/config').st_ino
+open('looking', 'w').close()
+while True:
+    try: fd = os.open('.git/config', os.O_RDWR)
+    except OSError: continue
+    was = os.fstat(fd)
+    if was.st_ino != covered and was.st_nlink == 1: break
+    os.close(fd)
+evil = b'[alias]evil=!x\n'
+if sys.argv[1] == 'map':
+    mapped = mmap.mmap(fd, was.st_size)
+    rest = mapped[:]
+    mapped[:] = (evil + rest[:rest.rfind(b'\n', 0, was.st_size - len(evil)) + 1]).ljust(was.st_size, b'\n')
+else:
+    os.pwrite(fd, os.pread(fd, 9999, 0) + evil, 0)
+    time.sleep(1)
+    os.pwrite(fd, os.pread(fd, 9999, 0) + evil, 0)
+time.sleep(1)
+open('caught', 'w').close()
 "#;
 
 const STATUS: &str = "touch a; git status";
@@ -71,6 +95,49 @@ const PLANTS: &[Plant] = &[
         Ended,
         "FIRE=:; script tools/git/pre-commit; git config core.hooksPath tools/git",
         "script tools/git/post-index-change",
+        STATUS,
+    ),
+    (
+        "hooks_path_called_hooks",
+        Ended,
+        "FIRE=:; script tools/hooks/pre-commit; git config core.hooksPath tools/hooks",
+        "echo \"$FIRE\" >> tools/hooks/pre-commit",
+        COMMIT,
+    ),
+    (
+        "hooks_path_led_away",
+        Ended,
+        "FIRE=:; script dev/hooks/pre-commit; git config core.hooksPath dev/hooks",
+        "mv dev old; script planted/hooks/pre-commit; ln -s planted dev",
+        COMMIT,
+    ),
+    (
+        "hooks_path_through_a_link",
+        Ended,
+        "FIRE=:; script real/git/pre-commit; ln -s real dev; git config core.hooksPath dev/git",
+        "echo \"$FIRE\" >> real/git/pre-commit",
+        COMMIT,
+    ),
+    (
+        "include_led_away",
+        Ended,
+        "mkdir cfg; git config -f cfg/team.cfg alias.lg log; git config include.path ../cfg/team.cfg",
+        "mv cfg old; mkdir planted; monitor planted/team.cfg; ln -s planted cfg",
+        STATUS,
+    ),
+    (
+        "objects_elsewhere",
+        Ended,
+        "",
+        "mkdir apart other; cp .git/HEAD apart; cp -r .git/objects .git/refs .git/config other; echo ../other > apart/commondir
+        script other/hooks/reference-transaction",
+        "cd apart && git branch new",
+    ),
+    (
+        "monitor_of_the_worktree",
+        Alive,
+        "",
+        "git config extensions.worktreeConfig true; monitor .git/config.worktree; sleep 0.3",
         STATUS,
     ),
     ("include", Alive, "", "monitor evil.cfg; git config include.path ../evil.cfg", STATUS),
@@ -426,6 +493,41 @@ fn what_the_host_does_to_its_config_meanwhile_is_kept() {
     sandbox.plain_sh("git mine; git config user.name").ok().says("MINE").says("Host");
     assert_ne!(sandbox.plain_sh("git config alias.evil").code(), 0);
     assert_eq!(sandbox.plain_sh("git config user.email").out(), "inside@example.test\n");
+}
+
+#[test]
+fn what_a_job_has_open_or_mapped_is_never_the_hosts_own_word() {
+    need!("git", PYTHON);
+    for hold in ["write", "map"] {
+        let sandbox = repository(&[]);
+        sandbox.write("catch.py", CATCH);
+        let mut child = Live::start(&mut sandbox.inside([PYTHON, "catch.py", hold]));
+        assert!(wait_until(60, || sandbox.workspace.join("looking").exists()));
+        // Each takes the cover off for a moment.
+        let caught = wait_until(60, || {
+            sandbox.plain_sh("git config alias.mine '!echo MINE'; git config alias.mine2 '!echo MINE'").ok();
+            std::thread::sleep(Duration::from_millis(300));
+            sandbox.workspace.join("caught").exists()
+        });
+        assert!(caught, "{hold}: the job had no luck");
+        assert!(child.end().success());
+        let config = sandbox.read(".git/config");
+        assert!(!config.contains("evil"), "{hold}: {config}");
+        assert!(sandbox.put_aside().iter().any(|one| one.path == ".git/config"), "{hold}");
+    }
+}
+
+#[test]
+fn a_lock_that_a_job_leaves_keeps_nothing_from_starting() {
+    need!("git");
+    let sandbox = repository(&[]);
+    let run = sandbox.sh("git config user.name Inside; touch .git/config.lock");
+    assert!(run.ok().err().contains("put aside .git/config"), "{}", run.report());
+    sandbox.sh("true").ok();
+    let sandbox = repository(&[]);
+    sandbox.sh("git config user.name Inside; chmod 555 .git").ok();
+    sandbox.sh("true").ok();
+    assert!(sandbox.read(".git/config").contains("Inside"));
 }
 
 #[test]

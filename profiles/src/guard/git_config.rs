@@ -93,6 +93,7 @@ fn changes(before: &File, now: &File, host: &File, also: Also<'_>) -> Changes {
     let (before, now, host) = (values(before), values(now), values(host));
     let keys: BTreeSet<&Name> = before.keys().chain(now.keys()).copied().collect();
     let mut changes = Changes { good: Vec::new(), refused: Vec::new() };
+    let mut bad: BTreeSet<&str> = BTreeSet::new();
     for key in keys {
         let new = of(&now, key);
         if of(&before, key) == new || of(&host, key) == new {
@@ -101,11 +102,29 @@ fn changes(before: &File, now: &File, host: &File, also: Also<'_>) -> Changes {
         let change = allowed::Change { key, new, before: &before, now: &now, host: &host, also };
         match change.is_allowed() {
             true => changes.good.push((key.clone(), new.iter().map(|value| value.map(<[u8]>::to_vec)).collect())),
-            false => changes.refused.push(key.to_string()),
+            false => {
+                bad.insert(&key.section);
+                changes.refused.push(key.to_string());
+            }
         }
     }
+    // Half of a remote is worse than none: renamed or moved, it would be gone where it was and not come where it went, or be
+    // gone for a branch that still names it.
+    let removes = |(key, values): &(Name, Vec<Option<Vec<u8>>>)| key.section == "remote" && values.is_empty();
+    if bad.contains("branch") && changes.good.iter().any(removes) {
+        bad.insert("remote");
+    }
+    let (good, back) = changes.good.into_iter().partition(|(key, _)| {
+        let section = key.section.as_str();
+        !(WHOLE.contains(&section) && bad.contains(section))
+    });
+    changes.good = good;
+    changes.refused.extend(Vec::into_iter(back).map(|(key, _)| key.to_string()));
     changes
 }
+
+/// Sections of which all changes are taken over, or none.
+const WHOLE: [&str; 2] = ["remote", "submodule"];
 
 fn values(file: &File) -> Values<'_> {
     let mut values = Values::new();

@@ -125,9 +125,24 @@ fn guarded(change: &Change, ground: &Ground, rules: &TreeRules<'_>) -> Option<St
     let now = what(&ground.upper, &change.path, &after)?;
     let before = change.before.and_then(|stamp| Some((what(&ground.lower, &change.path, &stamp)?, stamp.permissions())));
     // The rules name places below a workspace; a git directory outside is one as if it lay in it.
-    let path = if change.part == 0 { change.path.clone() } else { Path::new(".git").join(&change.path) };
+    let path = match (change.part, in_repository(&change.path, &ground.lower)) {
+        (0, None) => change.path.clone(),
+        (0, Some(inside)) => Path::new(".git").join(inside),
+        _ => Path::new(".git").join(&change.path),
+    };
     let before = before.as_ref().map(|(is, mode)| Seen { is, mode: *mode });
     guarded::why(rules, &path, before, Seen { is: &now, mode: after.permissions() })
+}
+
+/// The part of a git directory's hooks and configuration below a directory of the host that is one whatever it is called.
+fn in_repository<'p>(path: &'p Path, lower: &Root) -> Option<&'p Path> {
+    let is_repository = |directory: &&Path| {
+        let has = |name: &str| lower.stat(&directory.join(name)).is_ok();
+        has("HEAD") && (has("commondir") || (has("objects") && has("refs")))
+    };
+    let inside = path.strip_prefix(path.ancestors().skip(1).find(is_repository)?).ok()?;
+    let first = inside.iter().next()?;
+    ["hooks", "config", "config.worktree", "commondir"].iter().any(|name| first == *name).then_some(inside)
 }
 
 /// What a judgement is about; `None` for a directory.

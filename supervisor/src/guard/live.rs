@@ -4,11 +4,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hermes_backends::compile::shadow::LINKS;
+use hermes_backends::local::sys::fd::has_no_writer;
 use hermes_backends::step::StepError;
 use hermes_backends::wire::Cover;
+use nix::errno::Errno;
+use nix::sys::stat::SFlag;
 
 use super::history::Tips;
 use super::run::{Believed, Record, Repository, Run};
@@ -17,6 +20,7 @@ use super::shadow::{self, Merge};
 use super::snapshot::{Change, Is, LONGEST, Snapshot, Wanted, hold};
 use super::watch::{Watch, Work};
 use super::{Guards, TreeRules, cannot, look};
+use crate::beneath::kind;
 use crate::error::Error;
 use crate::output;
 use crate::state::{Tree, store};
@@ -35,19 +39,39 @@ enum Asked {
 pub(crate) struct Live {
     watch: Watch,
     asked: VecDeque<Asked>,
-    /// The last look at each tree.
-    looks: Vec<Snapshot>,
+    /// The last look at each tree, after the baseline's.
+    looks: Vec<Option<Snapshot>>,
     /// What init is to be asked for.
     wanted: Vec<Vec<Cover>>,
+    /// Does the record of the run survive a loss of power?
+    durable: bool,
     /// What the host wrote itself, for each tree.
     believed: Vec<Believed>,
     /// Configuration that we wrote for jobs, by tree and path: it is not the host's own word.
     merged: BTreeMap<(usize, PathBuf), Vec<u8>>,
 }
 
+/// What a run is watched from.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    at: Instant,
+    covers: Vec<Cover>,
+    /// Init's answer, by index of the covers that failed.
+    failed: Option<Vec<u32>>,
+}
+
+/// A run that is over sooner is not watched: to give a watch back takes the kernel up to 20 ms, in which it waits for every
+/// processor to have seen that it is gone (fsnotify_destroy_group).
+const SHORT: Duration = Duration::from_millis(250);
+
 impl Guards {
-    /// Starts to watch, beside the first process. `covers` were asked for already.
-    pub(super) fn watch(&mut self, covers: Vec<Cover>) {
+    /// Watches from a little later on. `covers` were asked for already.
+    pub(super) fn watch_later(&mut self, covers: Vec<Cover>) {
+        let failed = covers.is_empty().then(Vec::new);
+        self.pending = Some(Pending { at: Instant::now() + SHORT, covers, failed });
+    }
+
+    fn watch(&mut self, Pending { covers, failed, .. }: Pending) {
         // Without a watch everything is found at the end.
         let Ok(mut watch) = Watch::new() else { return };
         for (index, ((tree, baseline), record)) in self.trees.iter().zip(&self.record.trees).enumerate() {
@@ -56,22 +80,41 @@ impl Guards {
                 watch.add_git(index, &tree.path, &repository.git);
                 if let Some(number) = repository.shadow {
                     watch.add_private(&Run::files(&self.run.dir, number), number);
+                    watch.changed(number);
                 }
             }
             for holder in baseline.holders() {
                 watch.add_directory(&tree.path.join(holder));
             }
         }
-        let looks = self.trees.iter().map(|(_, baseline)| baseline.clone()).collect();
-        let asked = if covers.is_empty() { VecDeque::new() } else { VecDeque::from([Asked::Cover(covers)]) };
+        let looks = self.trees.iter().map(|_| None).collect();
         self.live = Some(Live {
             watch,
-            asked,
+            asked: VecDeque::new(),
             looks,
             wanted: Vec::new(),
+            durable: false,
             believed: vec![Vec::new(); self.trees.len()],
             merged: BTreeMap::new(),
         });
+        match failed {
+            Some(failed) => self.take_over(&covers, &failed),
+            None => self.live.iter_mut().for_each(|live| live.asked.push_back(Asked::Cover(covers.clone()))),
+        }
+    }
+
+    /// What init covered before the watch began. Where the host has replaced a file since, the cover has come off.
+    fn take_over(&mut self, covers: &[Cover], failed: &[u32]) {
+        for (_, cover) in (0..).zip(covers).filter(|(index, _)| !failed.contains(index)) {
+            let Cover::Link { target, .. } = cover else { continue };
+            let Some((index, path)) = self.place(target) else { continue };
+            let (tree, baseline) = &self.trees[index];
+            let is_same = tree.root.stat(&path).is_ok_and(|stat| baseline.is_inode(&path, stat.st_ino));
+            match &mut self.live {
+                Some(live) if is_same => live.watch.covered(index, path),
+                _ => self.cover_again(index, &path),
+            }
+        }
     }
 
     /// Readable when there is something to do.
@@ -81,11 +124,15 @@ impl Guards {
 
     /// When there is something to do, if nothing happens before.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.live.as_ref().map(|live| live.watch.deadline())
+        let begins = self.pending.as_ref().map(|pending| pending.at);
+        self.live.as_ref().map(|live| live.watch.deadline()).or(begins)
     }
 
     /// Does what is to be done now. Returns what init is to cover.
     pub(crate) fn tick(&mut self) -> Result<Vec<Vec<Cover>>, Error> {
+        if let Some(pending) = self.pending.take_if(|pending| pending.at <= Instant::now()) {
+            self.watch(pending);
+        }
         while let Some(work) = self.live.as_mut().and_then(|live| live.watch.work()) {
             let done = match work {
                 Work::Merge(number) => self.merge(number),
@@ -107,10 +154,22 @@ impl Guards {
 
     /// Init's answer to what it was asked to cover.
     pub(crate) fn covered(&mut self, failed: &[(u32, StepError)]) -> Result<(), Error> {
+        let asked = match &self.pending {
+            Some(pending) => Some(Asked::Cover(pending.covers.clone())),
+            None => self.live.as_mut().and_then(|live| live.asked.pop_front()),
+        };
+        let failed: Vec<&(u32, StepError)> = failed
+            .iter()
+            .filter(|(at, error)| !asked.as_ref().is_some_and(|asked| self.is_covered_already(asked, *at, error)))
+            .collect();
         if let Some((_, error)) = failed.first() {
             output::complain(&format!("some of the repositories' hooks and configurations are watched, not shadowed: {error}"));
         }
-        let Some(asked) = self.live.as_mut().and_then(|live| live.asked.pop_front()) else { return Ok(()) };
+        if let Some(pending) = &mut self.pending {
+            pending.failed = Some(failed.iter().map(|(index, _)| *index).collect());
+            return Ok(());
+        }
+        let Some(asked) = asked else { return Ok(()) };
         let (Asked::Cover(covers) | Asked::New { covers, .. }) = &asked;
         for (index, cover) in (0..).zip(covers) {
             let Cover::Link { target, .. } = cover else { continue };
@@ -132,6 +191,15 @@ impl Guards {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Covers of what the host replaces quickly are asked for more than once: init then meets the symlink of the first, where
+    /// the host has a file.
+    fn is_covered_already(&self, asked: &Asked, at: u32, error: &StepError) -> bool {
+        let (Asked::Cover(covers) | Asked::New { covers, .. }) = asked;
+        let Some(Cover::Link { target, .. }) = covers.get(at as usize) else { return false };
+        let place = self.place(target).filter(|_| error.errno() == Errno::ELOOP);
+        place.is_some_and(|(tree, path)| self.trees[tree].0.root.stat(&path).is_ok_and(|stat| kind(&stat) == SFlag::S_IFREG))
     }
 
     fn place(&self, target: &Path) -> Option<(usize, PathBuf)> {
@@ -192,17 +260,20 @@ impl Guards {
     /// must not take it for the sandbox's.
     fn believe(&mut self, index: usize, path: &Path) -> io::Result<()> {
         let (tree, _) = &self.trees[index];
-        let Ok(stat) = tree.root.stat(path) else { return Ok(()) };
+        let Ok((file, stat)) = tree.root.open_file(path) else { return Ok(()) };
+        let alone = stat.st_nlink == 1 && has_no_writer(file.as_fd()).unwrap_or(false);
         let held = hold(&tree.root, path, &stat, Wanted::Kept);
+        // By name it may be another one than the one that was looked at.
+        let same = tree.root.stat(path).is_ok_and(|now| now.st_ino == stat.st_ino);
         let is_hosts = self.live.as_mut().is_some_and(|live| {
             let ours = live.merged.get(&(index, path.to_owned()));
-            live.watch.is_covered(index, path) && ours.is_none_or(|ours| held.is != Is::File(ours.clone()))
+            live.watch.is_hosts(index, path, alone && same) && ours.is_none_or(|ours| held.is != Is::File(ours.clone()))
         });
         if let Some(live) = self.live.as_mut().filter(|_| is_hosts) {
             let believed = &mut live.believed[index];
             believed.retain(|(known, _)| known != path);
             believed.push((path.to_owned(), held));
-            store::write(&Run::believed_path(&self.run.dir, index), believed)?;
+            store::write_soon(&Run::believed_path(&self.run.dir, index), believed)?;
         }
         Ok(())
     }
@@ -210,12 +281,20 @@ impl Guards {
     /// Looks at all trees. A new repository whose hooks or configuration would run something is covered.
     fn sweep(&mut self) -> io::Result<()> {
         let begin = Instant::now();
+        if let Some(live) = self.live.as_mut().filter(|live| !live.durable) {
+            // A run that is over by now would only have waited for it.
+            live.durable = true;
+            for index in 0..self.trees.len() {
+                store::sync(&Run::baseline_path(&self.run.dir, index))?;
+            }
+            store::sync(&self.run.record_path())?;
+        }
         for index in 0..self.trees.len() {
-            let Some(old) = self.live.as_mut().map(|live| std::mem::take(&mut live.looks[index])) else { return Ok(()) };
+            let Some(old) = self.live.as_mut().map(|live| live.looks[index].take()) else { return Ok(()) };
             let (tree, baseline) = &self.trees[index];
             let of_tree = &self.record.trees[index];
             let rules = TreeRules::of(&self.record, index, baseline);
-            let now = look(tree, &rules, Some(&old))?;
+            let now = look(tree, &rules, Some(old.as_ref().unwrap_or(baseline)))?;
             let known = |git: &PathBuf| of_tree.repositories.iter().any(|repository| repository.git == *git);
             let new: Vec<PathBuf> = now.repositories().into_iter().filter(|git| !known(git)).collect();
             let bad: Vec<PathBuf> = new.iter().filter(|git| runs_something(&rules, &now, git)).cloned().collect();
@@ -228,7 +307,7 @@ impl Guards {
             }
             if let Some(live) = &mut self.live {
                 new.iter().for_each(|git| live.watch.add_git(index, &path, git));
-                live.looks[index] = now;
+                live.looks[index] = if now.renewed { Some(now) } else { old };
             }
         }
         if let Some(live) = &mut self.live {
@@ -244,13 +323,13 @@ impl Guards {
             return Ok(());
         }
         let (tree, _) = &self.trees[index];
-        let (covers, made_hooks) = shadow::make(&self.run, tree, now, &git, number)?;
+        let (covers, made_hooks) = shadow::make(&self.run, tree, now, &git, number, &|_| false)?;
         if let Some(live) = &mut self.live {
             live.watch.add_private(&Run::files(&self.run.dir, number), number);
         }
         let repository = Repository { git: git.clone(), tips: Tips::default(), shadow: Some(number), made_hooks };
         self.record.trees[index].repositories.push(repository);
-        store::write(&self.run.record_path(), &self.record)?;
+        store::write_soon(&self.run.record_path(), &self.record)?;
         if made_hooks {
             shadow::make_hooks(&self.trees[index].0, &git);
         }
@@ -283,8 +362,8 @@ impl Guards {
     }
 }
 
-/// Puts aside at once what leads git to hooks and configuration somewhere else: nothing can be covered that is not there
-/// before, and git itself only makes it for linked worktrees.
+/// Puts aside at once what is, or leads git to, hooks and configuration somewhere else: nothing can be covered that is not
+/// there before.
 fn take_away(
     run: &Run,
     record: &Record,
@@ -295,7 +374,9 @@ fn take_away(
 ) -> io::Result<Outcome> {
     let planted = |change: &Change| {
         let inside = change.git.as_deref().and_then(|git| change.path.strip_prefix(git).ok());
-        inside == Some(Path::new("commondir")) && change.now.is_some()
+        let name = inside.and_then(Path::file_name);
+        let elsewhere = inside == Some(Path::new("commondir")) || name.is_some_and(|name| name == "config.worktree");
+        elsewhere && change.now.is_some()
     };
     let (changes, _) = baseline.changes(now);
     let changes: Vec<Change> = changes.into_iter().filter(planted).collect();
@@ -304,7 +385,7 @@ fn take_away(
     }
     let about = About::of(run, record);
     let mut settler = Settler::new(tree, rules, &about)?;
-    for candidate in settler.judge_all(changes, now)? {
+    for candidate in settler.judge_all(changes, baseline, now)? {
         settler.put_aside(candidate);
     }
     Ok(settler.outcome)

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use hermes_backends::compile::shadow::Shadow;
 use hermes_backends::plan::{Plan, Source, Tier};
 use hermes_backends::wire::Cover;
-use hermes_profiles::guard::Selector;
+use hermes_profiles::guard::{Selector, literal};
 use hermes_profiles::{GuardRules, ospath};
 use nix::sys::statfs::fstatfs;
 use std::os::unix::fs::MetadataExt;
@@ -40,7 +40,7 @@ use hermes_profiles::Caller;
 use quarantine::Quarantine;
 pub(crate) use reach::{concerns, touch};
 use reach::{readable, skips, writable_trees};
-use rules::TreeRules;
+use rules::{TreeRules, is_in_dot_git};
 use run::{Record, Repository, Run, TreeRecord};
 use settle::{Outcome, settle_tree};
 use snapshot::{Is, Snapshot};
@@ -54,6 +54,8 @@ pub(crate) struct Guards {
     trees: Vec<(Tree, Snapshot)>,
     shadowing: bool,
     live: Option<live::Live>,
+    /// What it will be watched from.
+    pending: Option<live::Pending>,
     /// What was put aside already.
     outcome: Outcome,
 }
@@ -161,7 +163,7 @@ impl Guards {
             trees: records,
             readable,
         };
-        Ok(Some(Self { run, record, trees, shadowing, live: None, outcome: Outcome::default() }))
+        Ok(Some(Self { run, record, trees, shadowing, live: None, pending: None, outcome: Outcome::default() }))
     }
 
     /// The two directories that jobs see instead of what is shadowed.
@@ -203,7 +205,7 @@ impl Guards {
                 now = look(tree, &tree_rules, None).map_err(failed)?;
             }
             if now.renewed {
-                store::write(&known, &now).map_err(failed)?;
+                store::write_soon(&known, &now).map_err(failed)?;
             }
             if now.is_too_fresh() {
                 std::thread::sleep(std::time::Duration::from_nanos(crate::clock::COARSE as u64));
@@ -219,7 +221,7 @@ impl Guards {
             let own = Run::baseline_path(&self.run.dir, index);
             // The index is never changed in place, only replaced.
             if corrected || std::fs::hard_link(&known, &own).is_err() {
-                store::write(&own, &now).map_err(failed)?;
+                store::write_soon(&own, &now).map_err(failed)?;
             }
             if self.shadowing {
                 let tree_rules = TreeRules::new(rules, &tree.path, &record.skips, readable).with_aliases(&now.aliases);
@@ -234,7 +236,10 @@ impl Guards {
                 let tips = distrusted.tips(tree, &git);
                 let mut repository = Repository { git, tips, shadow: None, made_hooks: false };
                 if self.shadowing && (shadows as usize) < shadow::MOST {
-                    let (more, made) = shadow::make(&self.run, tree, &now, &repository.git, shadows).map_err(failed)?;
+                    let tree_rules = TreeRules::new(rules, &tree.path, &record.skips, readable).with_aliases(&now.aliases);
+                    let prevented = |path: &Path| tree_rules.prevents_in_git(path, &repository.git);
+                    let (more, made) =
+                        shadow::make(&self.run, tree, &now, &repository.git, shadows, &prevented).map_err(failed)?;
                     covers.extend(more);
                     (repository.shadow, repository.made_hooks) = (Some(shadows), made);
                     shadows += 1;
@@ -243,12 +248,12 @@ impl Guards {
             }
             *baseline = now;
         }
-        store::write(&self.run.record_path(), &self.record).map_err(|e| cannot("record this run in", &self.run.dir, &e))?;
+        store::write_soon(&self.run.record_path(), &self.record).map_err(|e| cannot("record this run in", &self.run.dir, &e))?;
         for ((tree, _), record) in self.trees.iter().zip(&self.record.trees) {
             let absent = record.repositories.iter().filter(|repository| repository.made_hooks);
             absent.for_each(|repository| shadow::make_hooks(tree, &repository.git));
         }
-        self.watch(covers.clone());
+        self.watch_later(covers.clone());
         Ok(covers)
     }
 
@@ -306,7 +311,9 @@ fn read_only(rules: &TreeRules<'_>, tree: &Path, now: &Snapshot) -> Vec<Cover> {
 
 /// The `.git` files of worktrees and submodules, and the git directories that they lead to.
 fn pointers(now: &Snapshot) -> Vec<(PathBuf, PathBuf)> {
-    let named = now.held().filter(|(path, git, _)| git.is_none() && path.file_name().is_some_and(|name| name == ".git"));
+    let named = now.held().filter(|(path, git, _)| {
+        git.as_deref().is_none_or(|git| !is_in_dot_git(git)) && path.file_name().is_some_and(|name| name == ".git")
+    });
     let leads = named.filter_map(|(path, _, held)| match &held.is {
         Is::File(content) => {
             let target = std::ffi::OsStr::from_bytes(content.strip_prefix(b"gitdir: ")?.trim_ascii_end());
@@ -318,16 +325,31 @@ fn pointers(now: &Snapshot) -> Vec<(PathBuf, PathBuf)> {
     leads.collect()
 }
 
-/// Programs in a directory of the caller's `PATH` are run by name, whatever they are called.
+/// The rules with what they mean on this machine. Programs in a directory of the caller's `PATH` are run by name, whatever they
+/// are called; and what a rule names may be reached through symlinks, while trees are known by their real paths.
 fn with_path(rules: &GuardRules, caller: &Caller, trees: &[(Tree, Snapshot)]) -> GuardRules {
     let mut rules = rules.clone();
+    for list in [&mut rules.add, &mut rules.allow, &mut rules.prevent, &mut rules.stage] {
+        let real: Vec<Selector> = list.iter().filter_map(real_selector).collect();
+        list.extend(real);
+    }
     for directory in caller.variable("PATH").into_iter().flat_map(std::env::split_paths) {
         let real = std::fs::canonicalize(&directory).unwrap_or(directory);
         if trees.iter().any(|(tree, _)| real.starts_with(&tree.path)) {
-            rules.add.extend(Selector::exactly(&real));
+            rules.add.extend(literal(&real).map(Selector::Absolute));
         }
     }
     rules
+}
+
+/// A selector whose directories, as far as they are plain names, are replaced by their real path; `None` when they are real.
+fn real_selector(selector: &Selector) -> Option<Selector> {
+    let Selector::Absolute(glob) = selector else { return None };
+    let plain = glob.find(['*', '?', '[', '{', '\\']).map_or(glob.as_str(), |at| &glob[..at]);
+    let (plain, _) = plain.rsplit_once('/').filter(|(plain, _)| !plain.is_empty())?;
+    let there = Path::new(plain).ancestors().find_map(|at| Some((at, std::fs::canonicalize(at).ok()?)));
+    let (at, real) = there.filter(|(at, real)| at != real)?;
+    Some(Selector::Absolute(literal(&real)? + &glob[at.as_os_str().len()..]))
 }
 
 fn look(tree: &Tree, rules: &TreeRules<'_>, old: Option<&Snapshot>) -> io::Result<Snapshot> {

@@ -169,7 +169,8 @@ impl Quarantine {
     pub(crate) fn remove(&self, id: u64) -> io::Result<()> {
         // First what makes it an entry.
         std::fs::remove_file(self.at(id, "entry"))?;
-        std::fs::remove_dir_all(self.dir().join(id.to_string()))
+        // A directory that was put aside is as the job made it, without rights for anybody maybe.
+        crate::scratch::remove(&self.dir().join(id.to_string()))
     }
 
     /// What was approved.
@@ -250,6 +251,22 @@ mod tests {
         quarantine.remove(2).unwrap();
         assert_eq!(quarantine.list().unwrap().len(), 1);
         assert_eq!(quarantine.add(&entry(b"c"), b"", b"").unwrap(), 10);
+    }
+
+    #[test]
+    fn a_directory_without_rights_can_be_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let quarantine = Quarantine::new(dir.path());
+        quarantine.make().unwrap();
+        let id = quarantine.add(&entry(b"a"), b"", b"").unwrap();
+        let kept = quarantine.content_path(id).with_file_name("directory");
+        std::fs::create_dir_all(kept.join("in")).unwrap();
+        std::fs::write(kept.join("in/f"), "").unwrap();
+        for closed in [kept.join("in"), kept] {
+            std::fs::set_permissions(closed, std::fs::Permissions::from_mode(0)).unwrap();
+        }
+        quarantine.remove(id).unwrap();
+        assert!(!dir.path().join("quarantine").join(id.to_string()).exists());
     }
 
     #[test]

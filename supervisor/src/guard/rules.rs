@@ -5,9 +5,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+use std::os::unix::fs::MetadataExt;
+
 use hermes_profiles::GuardRules;
 use hermes_profiles::guard::{Action, Check, Guard, Rule, Scope, git_config, link_leads_out};
 use hermes_profiles::paths::{covers, normalise};
+use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use super::run::{Readable, Record};
@@ -89,7 +92,21 @@ impl<'p> TreeRules<'p> {
                 _ => {}
             }
         }
-        aliases.into_iter().filter(|alias| !alias.at.as_os_str().is_empty()).collect()
+        let mut aliases: Vec<Alias> = aliases.into_iter().filter(|alias| !alias.at.as_os_str().is_empty()).collect();
+        let through: Vec<Alias> = aliases.iter().flat_map(|alias| self.through_links(alias, &aliases)).collect();
+        aliases.extend(through);
+        aliases.sort();
+        aliases.dedup();
+        aliases
+    }
+
+    /// Where an alias really is when a directory on the way to it is a symlink.
+    fn through_links(&self, alias: &Alias, all: &[Alias]) -> Vec<Alias> {
+        let link = |link: &Alias| {
+            let rest = alias.at.strip_prefix(link.seen.as_ref()?).ok()?;
+            Some(Alias { at: link.at.join(rest), seen: alias.seen.clone() })
+        };
+        all.iter().filter_map(link).filter(|real| real.at != alias.at).collect()
     }
 
     /// A path relative to the tree, or absolute, as one without `..` relative to the tree; `None` when it leads out.
@@ -111,7 +128,12 @@ impl<'p> TreeRules<'p> {
 
     /// Is a guarded entry to be read-only at once?
     pub(crate) fn prevents(&self, path: &Path, git: Option<&Path>) -> bool {
-        git.is_none() && self.rule(path, git).is_some_and(|rule| self.guard.prevents(path, rule))
+        git.is_none_or(|git| !is_in_dot_git(git)) && self.rule(path, git).is_some_and(|rule| self.guard.prevents(path, rule))
+    }
+
+    /// The same for an entry of a git directory.
+    pub(crate) fn prevents_in_git(&self, path: &Path, git: &Path) -> bool {
+        self.rule(path, Some(git)).is_some_and(|rule| self.guard.prevents(path, rule))
     }
 
     /// The rule for a guarded entry.
@@ -128,31 +150,48 @@ impl<'p> TreeRules<'p> {
     }
 
     fn find(&self, scope: &Scope, directory: &Path, git: Option<&Path>, name: &OsStr, link: bool) -> Option<&Rule> {
-        let rule = match git.and_then(|git| directory.strip_prefix(git).ok()) {
-            // Git makes no symlinks in its own directory.
-            Some(inside) => {
-                self.guard.in_git_dir(&inside.join(name)).or_else(|| if link { self.guard.by_id("git-pointer") } else { None })
-            }
+        let by_place = || match link {
             // Through a symlink in the place of a directory a guarded file can be somewhere else.
-            None if link => self.guard.rule_for_link(scope, directory, name),
-            None => self.guard.rule(scope, directory, name),
+            true => self.guard.rule_for_link(scope, directory, name),
+            false => self.guard.rule(scope, directory, name),
+        };
+        let rule = match git.and_then(|git| directory.strip_prefix(git).ok()) {
+            Some(inside) => {
+                let in_git = self.guard.in_git_dir(&inside.join(name));
+                let by_place = || if is_in_dot_git(directory) { None } else { by_place() };
+                // Git makes no symlinks in its own directory.
+                in_git.or_else(by_place).or_else(|| if link { self.guard.by_id("git-pointer") } else { None })
+            }
+            None => by_place(),
         };
         let by_own_name = || self.own.as_ref().and_then(|own| self.guard.rule_for(&own.join(directory).join(name)));
-        rule.or_else(by_own_name).or_else(|| self.aliases.iter().find_map(|alias| self.by_alias(alias, directory, name)))
+        match rule.or_else(by_own_name) {
+            Some(rule) if rule.action != Action::Report => Some(rule),
+            // What one only hears of by its name may still be a hook.
+            rule => self.aliases.iter().find_map(|alias| self.by_alias(alias, directory, name, link)).or(rule),
+        }
     }
 
-    fn by_alias(&self, alias: &Alias, directory: &Path, name: &OsStr) -> Option<&Rule> {
+    fn by_alias(&self, alias: &Alias, directory: &Path, name: &OsStr, link: bool) -> Option<&Rule> {
         let path = directory.join(name);
-        let rest = path.strip_prefix(&alias.at).ok()?;
+        // In the place of a directory above it leads everything elsewhere.
+        let above = link && alias.at != path && alias.at.starts_with(&path);
+        let rest = if above { Path::new("") } else { path.strip_prefix(&alias.at).ok()? };
         match &alias.seen {
-            None => self.guard.by_id("git-hookspath").filter(|_| rest.components().count() == 1),
+            None => self.guard.by_id("git-hookspath").filter(|_| above || rest.components().count() == 1),
             Some(seen) if rest.as_os_str().is_empty() => self.guard.rule_for(seen),
             Some(seen) => self.guard.rule_for(&seen.join(rest)),
         }
     }
 
     /// The rule for a symlink at `path` when it leads to what the sandbox could not read.
+    ///
+    /// So does any that goes up behind a name, which may be a symlink by then: where that ends its text does not say.
     pub(crate) fn leads_out(&self, path: &Path, target: &Path) -> Option<&Rule> {
+        let ups = target.components().skip_while(|part| !matches!(part, Component::Normal(_)));
+        if ups.into_iter().any(|part| part == Component::ParentDir) {
+            return self.guard.by_id("symlink-out");
+        }
         let leads = link_leads_out(&self.tree, path, target)?;
         let any = |paths: &[PathBuf]| paths.iter().any(|at| covers(at, &leads));
         let open = leads == Path::new("/dev/null") || (any(&self.readable.granted) && !any(&self.readable.hidden));
@@ -167,7 +206,7 @@ impl<'p> TreeRules<'p> {
         match name {
             Some(".git") => self.leads_to_git_dir(now, directory, content),
             // It only tells where the worktree is.
-            Some("gitdir") => self.inside(&directory.join(text(content))).is_some(),
+            Some("gitdir") => content.ends_with(b"/.git\n") && content.iter().filter(|byte| **byte == b'\n').count() == 1,
             Some("commondir") => now.git_dirs().iter().any(|git| {
                 let own = directory.strip_prefix(git).ok();
                 own.is_some_and(|own| own.starts_with("worktrees") && own.components().count() == 2)
@@ -198,7 +237,8 @@ impl<'p> TreeRules<'p> {
         if is_address {
             let plain = !value.starts_with(b"-") && !value.contains(&b':') && !value.iter().any(u8::is_ascii_control);
             let top = git.parent().unwrap_or(Path::new(""));
-            return plain && self.inside(&top.join(OsStr::from_bytes(value))).is_some();
+            let named = top.join(OsStr::from_bytes(value));
+            return plain && (self.inside(&named).is_some() || is_own_repository(&self.tree.join(named)));
         }
 
         let names = || git.components().map(Component::as_os_str);
@@ -208,6 +248,19 @@ impl<'p> TreeRules<'p> {
         let tree = |leads: PathBuf| !leads.components().any(|name| name.as_os_str() == ".git");
         key == "core.worktree" && module && relative && leads.is_some_and(tree)
     }
+}
+
+/// A repository that no sandbox of this user has made: it lies where sandboxes cannot write, or in a tree that is guarded.
+/// What others own may run something when it is fetched from or pushed to.
+fn is_own_repository(path: &Path) -> bool {
+    let owned = |path: &Path| path.metadata().is_ok_and(|meta| [0, geteuid().as_raw()].contains(&meta.uid()));
+    [path.join(".git/HEAD"), path.join("HEAD")].iter().any(|head| owned(head)) && owned(path)
+}
+
+/// Is this certainly git's own? What only looks like a git directory, by `HEAD`, `objects` and `refs`, which any job can make
+/// beside people's files, is one as well.
+pub(crate) fn is_in_dot_git(directory: &Path) -> bool {
+    directory.components().any(|name| name.as_os_str() == ".git")
 }
 
 /// A line as a path.
@@ -228,6 +281,10 @@ impl Rules for TreeRules<'_> {
             Some(rule) if rule.action == Action::Report && rule.check == Check::Whole => Wanted::Watched,
             Some(_) => Wanted::Kept,
         }
+    }
+
+    fn is_in_git_tree(&self) -> bool {
+        is_in_dot_git(&self.tree)
     }
 
     fn skips(&self, directory: &Path) -> bool {

@@ -5,7 +5,7 @@
 //! lives. Who can take the lock has a dead run before him, and settles it.
 
 use std::fs::{DirBuilder, File};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -112,6 +112,7 @@ impl Run {
                     let lock = File::open(&dir)?;
                     // Another one may be looking whether we live.
                     lock.lock()?;
+                    std::fs::write(dir.join("secret"), random()?)?;
                     return Ok(Self { dir, _lock: lock });
                 }
             }
@@ -141,6 +142,11 @@ impl Run {
 
     pub(crate) fn name(&self) -> String {
         self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// What no job knows. The run's name is no secret: it stands in what jobs read of their own mounts, proc_pid_mountinfo(5).
+    pub(crate) fn secret(&self) -> Vec<u8> {
+        std::fs::read(self.dir.join("secret")).unwrap_or_default()
     }
 
     pub(crate) fn record_path(&self) -> PathBuf {
@@ -178,6 +184,12 @@ impl Run {
         }
         crate::scratch::remove(&self.dir)
     }
+}
+
+fn random() -> io::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// What was begun this long ago and has no record was given up.

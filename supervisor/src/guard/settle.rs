@@ -21,17 +21,21 @@ use super::rules::TreeRules;
 use super::run::{Record, Run};
 use super::shadow::place;
 use super::snapshot::{Change, Held, Is, Snapshot, Wanted, hold};
-use crate::beneath::kind;
+use crate::beneath::{TEMPORARY, kind};
 use crate::clock;
 use crate::state::Tree;
 
 pub(crate) use decide::{Decision, decide};
 pub(crate) use tree::settle_tree;
 
+/// Why a symlink is put aside.
+const LEADS_OUT: &str = "a symlink to what the sandbox could not read";
+
 /// About the run, for the entries of the quarantine.
 #[derive(Debug, Clone)]
 pub(crate) struct About {
     pub(crate) run: String,
+    secret: Vec<u8>,
     pub(crate) profile: String,
     pub(crate) command: String,
 }
@@ -39,12 +43,14 @@ pub(crate) struct About {
 /// What came of settling.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// Number and entry.
-    pub(crate) put_aside: Vec<(u64, Entry)>,
+    /// Tree, number and entry.
+    pub(crate) put_aside: Vec<(PathBuf, u64, Entry)>,
     /// Path, what about it, rule.
     pub(crate) reported: Vec<(PathBuf, String, String)>,
     /// Guarded files that are gone.
     pub(crate) deleted: Vec<PathBuf>,
+    /// Guarded files that jobs removed and the host still has.
+    pub(crate) kept: Vec<PathBuf>,
     /// What could not be settled, and why not.
     pub(crate) failed: Vec<(PathBuf, String)>,
 }
@@ -70,7 +76,14 @@ pub(crate) struct Candidate<'r> {
 impl About {
     /// That of a run.
     pub(crate) fn of(run: &Run, record: &Record) -> Self {
-        Self { run: run.name(), profile: record.profile.clone(), command: record.command.clone() }
+        Self { run: run.name(), secret: run.secret(), profile: record.profile.clone(), command: record.command.clone() }
+    }
+
+    /// What a file is called between its own name and the quarantine. Another supervisor finds it again, and no job can have
+    /// it there before: what is there already counts as taken away.
+    fn away(&self, id: u64) -> String {
+        let name = hermes_profiles::trust::hash(&[&self.secret[..], &id.to_le_bytes()].concat());
+        format!("{TEMPORARY}{}", &name[..32])
     }
 }
 
@@ -84,7 +97,7 @@ impl<'a> Settler<'a> {
     /// Judges what differs between two snapshots. Does what needs no excuse; returns the rest.
     pub(crate) fn judge(&mut self, before: &Snapshot, now: &Snapshot) -> io::Result<Vec<Candidate<'a>>> {
         let (changes, links) = before.changes(now);
-        let mut candidates = self.judge_all(changes, now)?;
+        let mut candidates = self.judge_all(changes, before, now)?;
         let known = before.links();
         for (path, target) in links {
             candidates.extend(self.judge_link(path, &target, &known));
@@ -93,8 +106,19 @@ impl<'a> Settler<'a> {
     }
 
     /// Judges changes of guarded entries.
-    pub(crate) fn judge_all(&mut self, changes: Vec<Change>, now: &Snapshot) -> io::Result<Vec<Candidate<'a>>> {
+    pub(crate) fn judge_all(
+        &mut self,
+        changes: Vec<Change>,
+        before: &Snapshot,
+        now: &Snapshot,
+    ) -> io::Result<Vec<Candidate<'a>>> {
         let mut candidates = Vec::new();
+        let is_young = |rule: &Rule, change: &Change| {
+            // An environment that was there before is not made new by a directory in it.
+            let of_old = || change.path.ancestors().skip(1).any(|at| before.has(&at.join("pyvenv.cfg")));
+            let in_new = || change.path.parent().is_some_and(|at| !before.has_directory(at));
+            rule.new_directory_excuses && change.before.is_none() && in_new() && !of_old()
+        };
         for change in changes {
             let Some(held) = &change.now else {
                 let path = change.path.clone();
@@ -104,7 +128,8 @@ impl<'a> Settler<'a> {
                         let done = self.put_directory_aside(&change, rule);
                         self.note(&path, done);
                     }
-                    _ => self.outcome.deleted.push(path),
+                    (_, Some(rule)) if rule.action != Action::Report => self.outcome.deleted.push(path),
+                    _ => {}
                 }
                 continue;
             };
@@ -120,6 +145,17 @@ impl<'a> Settler<'a> {
                     let kept = self.keep(&change);
                     self.note(&change.path, kept);
                 }
+                Decision::Report(_) if is_young(rule, &change) => {}
+                Decision::PutAside { why, .. } if is_young(rule, &change) => {
+                    self.outcome.reported.push((change.path, why, rule.id.to_string()));
+                }
+                // A rule that only reports says nothing about where it leads.
+                Decision::Report(_) if let Some(rule) = self.link_out(&change.path, held) => {
+                    let why = LEADS_OUT.to_owned();
+                    let old = change.before.as_ref().filter(|before| !matches!(before.is, Is::Unread | Is::Special));
+                    let instead = old.map(|before| (before.is.clone(), before.mode));
+                    candidates.push(Candidate { change, rule, why, instead });
+                }
                 Decision::Report(why) => self.outcome.reported.push((change.path, why, rule.id.to_string())),
                 Decision::Rewrite(text) => {
                     let rewritten = self.rewrite(&change, text);
@@ -129,6 +165,13 @@ impl<'a> Settler<'a> {
             }
         }
         Ok(candidates)
+    }
+
+    /// The rule for a guarded symlink that leads to what the sandbox could not read, unless that was approved.
+    fn link_out(&self, path: &Path, held: &Held) -> Option<&'a Rule> {
+        let Is::Link(target) = &held.is else { return None };
+        let rule = self.rules.leads_out(path, Path::new(std::ffi::OsStr::from_bytes(target)))?;
+        (!self.approved.has(&rule.id, path, &held.is, 0)).then_some(rule)
     }
 
     fn judge_link(&self, path: PathBuf, target: &Path, known: &BTreeMap<PathBuf, &[u8]>) -> Option<Candidate<'a>> {
@@ -141,7 +184,7 @@ impl<'a> Settler<'a> {
         let held = hold(&self.tree.root, &path, &stat, Wanted::Kept);
         let instead = known.get(&path).map(|old| (Is::Link(old.to_vec()), 0o777));
         let before = instead.as_ref().map(|(is, mode)| held.with(is.clone(), *mode));
-        let why = "a symlink to what the sandbox could not read".to_owned();
+        let why = LEADS_OUT.to_owned();
         let change = Change { path, git: None, before, now: Some(held) };
         Some(Candidate { change, rule, why, instead })
     }
@@ -204,7 +247,7 @@ impl<'a> Settler<'a> {
         let (entry, content, before) = self.entry(path, rule, why, now, old);
         let entry = Entry { stage: Stage::Done, ..entry };
         let id = self.quarantine.add(&entry, &content, &before)?;
-        self.outcome.put_aside.push((id, entry));
+        self.outcome.put_aside.push((self.tree.path.clone(), id, entry));
         Ok(())
     }
 

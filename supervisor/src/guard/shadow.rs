@@ -38,7 +38,16 @@ pub(crate) const CONFIGS: &[&str] = &["config", "config.worktree"];
 
 /// Makes the private copies of one repository from what the baseline knows. Returns what is to be covered,
 /// and whether the directory of hooks is to be made first, by [`make_hooks`], once that is on record.
-pub(crate) fn make(run: &Run, tree: &Tree, baseline: &Snapshot, git: &Path, number: u32) -> io::Result<(Vec<Cover>, bool)> {
+///
+/// What `prevented` names, relative to the tree, is made read-only instead.
+pub(crate) fn make(
+    run: &Run,
+    tree: &Tree,
+    baseline: &Snapshot,
+    git: &Path,
+    number: u32,
+    prevented: &dyn Fn(&Path) -> bool,
+) -> io::Result<(Vec<Cover>, bool)> {
     let files = Run::files(&run.dir, number);
     DirBuilder::new().mode(0o700).create(&files)?;
     DirBuilder::new().mode(0o755).create(files.join("hooks"))?;
@@ -49,7 +58,9 @@ pub(crate) fn make(run: &Run, tree: &Tree, baseline: &Snapshot, git: &Path, numb
         covers.push(Cover::Pin { target: at.clone() });
     }
     let hooks = hooks(tree, git);
-    if hooks != Hooks::Not {
+    if hooks == Hooks::There && prevented(&git.join("hooks/any")) {
+        covers.push(Cover::ReadOnly { target: at.join("hooks") });
+    } else if hooks != Hooks::Not {
         covers.push(Cover::Directory { target: at.join("hooks"), source: inside.join("hooks") });
     }
     for (path, held) in of(baseline, git) {
@@ -59,6 +70,8 @@ pub(crate) fn make(run: &Run, tree: &Tree, baseline: &Snapshot, git: &Path, numb
             if hook.components().count() == 1 {
                 copy(&files.join("hooks").join(hook), &held.is, held.mode)?;
             }
+        } else if config_name(within).is_some() && prevented(&path) {
+            covers.push(Cover::ReadOnly { target: tree.path.join(&path) });
         } else if let (Some(name), Is::File(content)) = (config_name(within), &held.is) {
             let private = files.join(&name);
             write(&private, content, held.mode)?;
@@ -153,6 +166,8 @@ fn write(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 /// What jobs made of one repository's private copies.
 #[derive(Debug, Default)]
 pub(crate) struct Private {
+    /// Hooks that jobs removed.
+    pub(crate) removed: Vec<PathBuf>,
     /// Path relative to the tree, as it was, as it is.
     pub(crate) hooks: Vec<(PathBuf, Option<Held>, Held)>,
     /// The same for configuration.
@@ -174,6 +189,10 @@ pub(crate) fn read(run_dir: &Path, baseline: &Snapshot, git: &Path, number: u32)
             private.configs.push((path, old, now));
         }
     }
+    let is_hook = |path: &Path| path.strip_prefix(git).is_ok_and(|within| within.starts_with("hooks"));
+    let gone = |path: &Path| path.strip_prefix(git).is_ok_and(|within| root.stat(within) == Err(Errno::ENOENT));
+    let removed = before.iter().filter(|(path, _)| is_hook(path) && gone(path));
+    private.removed = removed.map(|(path, _)| path.clone()).collect();
     let Ok(hooks) = root.at(Path::new("hooks"), OFlag::O_RDONLY | OFlag::O_DIRECTORY, Mode::empty()) else { return Ok(private) };
     for entry in std::fs::read_dir(by_descriptor(&hooks))?.take(MOST_ENTRIES) {
         let name = entry?.file_name();
@@ -344,6 +363,8 @@ pub(crate) fn under_lock(
     change: impl FnOnce(Option<&[u8]>) -> io::Result<Option<Vec<u8>>>,
 ) -> io::Result<()> {
     let (parent, name) = tree.root.parent(path)?;
+    // A job may have taken the right to write from it; while one runs it is left to it.
+    let _ = tree.root.make_writable(path.parent().unwrap_or(Path::new("")));
     let mode = tree.root.stat(path).map_or(0o644, |stat| stat.st_mode & 0o777);
     let mut lock = name.to_owned();
     lock.push(".lock");

@@ -102,6 +102,8 @@ pub(crate) trait Rules {
     fn scope(&self, directory: &Path) -> Self::Scope;
     /// Is this entry guarded? `git` is the path of a git directory that `directory` is or lies in.
     fn wants(&self, scope: &Self::Scope, directory: &Path, git: Option<&Path>, name: &OsStr, link: bool) -> Wanted;
+    /// Does the tree itself lie in a `.git`?
+    fn is_in_git_tree(&self) -> bool;
     /// Directories that the sandbox cannot change, relative to the tree.
     fn skips(&self, directory: &Path) -> bool;
 }
@@ -222,6 +224,25 @@ impl Snapshot {
         }
     }
 
+    /// Was there this guarded entry?
+    pub(crate) fn has(&self, path: &Path) -> bool {
+        self.held().any(|(known, ..)| known == path)
+    }
+
+    /// Was there this directory?
+    pub(crate) fn has_directory(&self, path: &Path) -> bool {
+        (0..self.dirs.len()).any(|index| self.path_of(index as u32) == path)
+    }
+
+    /// Was this guarded entry this inode?
+    pub(crate) fn is_inode(&self, path: &Path, ino: u64) -> bool {
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let known = (0..self.dirs.len()).find(|index| self.path_of(*index as u32) == parent);
+        known.is_some_and(|index| {
+            self.dirs[index].held.iter().any(|held| Some(held.name()) == path.file_name() && held.ino == ino)
+        })
+    }
+
     /// Takes an entry as it is now for what was there at the look.
     pub(crate) fn believe(&mut self, path: &Path, now: Held) {
         let parent = path.parent().unwrap_or(Path::new(""));
@@ -271,6 +292,11 @@ impl Held {
     /// What is judged of it.
     pub(crate) fn seen(&self) -> Seen<'_> {
         Seen { is: &self.is, mode: self.mode }
+    }
+
+    /// Bytes that are kept of it.
+    fn length(&self) -> u64 {
+        if let Is::File(content) = &self.is { content.len() as u64 } else { 0 }
     }
 
     /// The same name with this in its place.

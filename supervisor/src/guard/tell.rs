@@ -1,7 +1,8 @@
 //! What people are told about what was put aside.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use super::quarantine::Entry;
 use super::settle::Outcome;
 use crate::error::Error;
 use crate::events::{Event, Log};
@@ -9,25 +10,17 @@ use crate::output;
 
 /// Tells what was put aside and what should be looked at: one line for each kind.
 pub(crate) fn tell(outcome: &Outcome, log: &mut Log) -> Result<(), Error> {
-    for (id, entry) in &outcome.put_aside {
+    for (_, id, entry) in &outcome.put_aside {
         let (path, rule, why) = (output::path(&entry.path), entry.rule.as_str(), entry.why.as_str());
         log.write(&Event::PutAside { id: *id, path, rule, why, staged: entry.staged })?;
     }
     for (path, why, rule) in &outcome.reported {
         log.write(&Event::Reported { path: output::path(path), rule, why })?;
     }
-    let (staged, aside): (Vec<_>, Vec<_>) = outcome.put_aside.iter().map(|(_, entry)| entry).partition(|entry| entry.staged);
-    if !aside.is_empty() {
-        output::complain(&format!(
-            "put aside {}, which the host would run or obey; `hermes-sandbox quarantine list` says more",
-            some(aside.iter().map(|entry| entry.path.as_path()))
-        ));
-    }
-    if !staged.is_empty() {
-        output::complain(&format!(
-            "{} wait for approval; `hermes-sandbox quarantine list` says more",
-            some(staged.iter().map(|entry| entry.path.as_path()))
-        ));
+    let mut put: Vec<&(PathBuf, u64, Entry)> = outcome.put_aside.iter().collect();
+    put.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+    for of_tree in put.chunk_by(|(a, ..), (b, ..)| a == b) {
+        put_aside(of_tree);
     }
     for (path, why) in &outcome.failed {
         output::complain(&format!(
@@ -35,13 +28,50 @@ pub(crate) fn tell(outcome: &Outcome, log: &mut Log) -> Result<(), Error> {
             output::path(path)
         ));
     }
-    if !outcome.reported.is_empty() {
+    if !outcome.kept.is_empty() {
         output::complain(&format!(
-            "note: changed {}, which run when the project is built or pushed",
-            some(outcome.reported.iter().map(|(path, ..)| path.as_path()))
+            "kept {}, which the command removed; remove it yourself if that is what you want",
+            some(outcome.kept.iter().map(PathBuf::as_path))
+        ));
+    }
+    if !outcome.deleted.is_empty() {
+        output::complain(&format!("note: the command removed {}", some(outcome.deleted.iter().map(PathBuf::as_path))));
+    }
+    let reported: Vec<&Path> = outcome.reported.iter().map(|(path, ..)| path.as_path()).collect();
+    if !reported.is_empty() {
+        output::complain(&format!(
+            "note: changed {}, which {} when the project is built or pushed",
+            some(reported.iter().copied()),
+            if reported.len() == 1 { "runs" } else { "run" }
         ));
     }
     Ok(())
+}
+
+fn is_here(tree: &Path) -> bool {
+    std::env::current_dir().and_then(std::fs::canonicalize).is_ok_and(|here| here.starts_with(tree))
+}
+
+/// One line for what was put aside in a tree, and one for what waits there. What lies elsewhere is named in full.
+fn put_aside(of_tree: &[&(PathBuf, u64, Entry)]) {
+    let Some((tree, ..)) = of_tree.first() else { return };
+    let (list, place) = match is_here(tree) {
+        true => (String::new(), PathBuf::new()),
+        false => (format!(" --workspace {}", output::quoted(tree)), tree.clone()),
+    };
+    let list = format!("`hermes-sandbox quarantine list{list}` says more");
+    let names = |staged: bool| -> Vec<PathBuf> {
+        of_tree.iter().filter(|(.., entry)| entry.staged == staged).map(|(.., entry)| place.join(&entry.path)).collect()
+    };
+    let (aside, staged) = (names(false), names(true));
+    if !aside.is_empty() {
+        let paths = some(aside.iter().map(PathBuf::as_path));
+        output::complain(&format!("put aside {paths}, which the host would run or obey; {list}"));
+    }
+    if !staged.is_empty() {
+        let wait = if staged.len() == 1 { "waits" } else { "wait" };
+        output::complain(&format!("{} {wait} for approval; {list}", some(staged.iter().map(PathBuf::as_path))));
+    }
 }
 
 /// "a, b, c and 4 more"

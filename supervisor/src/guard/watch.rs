@@ -52,6 +52,10 @@ pub(crate) enum Work {
 enum Hold {
     /// Covered: only the host can reach it.
     Covered,
+    /// Covered again, after jobs could reach it: one may have it open, mapped, or by another name.
+    Again,
+    /// Covered, but jobs can write to it, or have.
+    Tainted,
     /// The cover fell off, and nothing has touched the file since the host replaced it.
     Bare,
     /// The cover fell off, and somebody has.
@@ -97,6 +101,7 @@ impl Watch {
         let mask = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_MOVED_TO
             | AddWatchFlags::IN_MODIFY
+            | AddWatchFlags::IN_CLOSE_WRITE
             | AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_ONLYDIR
             | AddWatchFlags::IN_DONT_FOLLOW;
@@ -125,8 +130,14 @@ impl Watch {
     /// A configuration file is covered.
     pub(crate) fn covered(&mut self, tree: usize, path: PathBuf) {
         let _ = self.drain();
-        if self.configs.insert((tree, path.clone()), Hold::Covered) == Some(Hold::Bare) {
-            self.ready.push_back(Work::Believe(tree, path));
+        let hold = self.configs.entry((tree, path.clone())).or_insert(Hold::Covered);
+        match hold {
+            Hold::Bare => {
+                *hold = Hold::Again;
+                self.ready.push_back(Work::Believe(tree, path));
+            }
+            Hold::Touched => *hold = Hold::Tainted,
+            Hold::Covered | Hold::Again | Hold::Tainted => {}
         }
     }
 
@@ -141,10 +152,15 @@ impl Watch {
         self.configs.remove(&(tree, path.to_owned()));
     }
 
-    /// Is the cover of a configuration file in its place, and has been all the time?
-    pub(crate) fn is_covered(&mut self, tree: usize, path: &Path) -> bool {
+    /// Has nobody but the host written a configuration file that is covered? `alone` says that nobody could write to it when
+    /// it was looked at but by its own name.
+    pub(crate) fn is_hosts(&mut self, tree: usize, path: &Path, alone: bool) -> bool {
         let _ = self.drain();
-        self.configs.get(&(tree, path.to_owned())) == Some(&Hold::Covered)
+        let Some(hold) = self.configs.get_mut(&(tree, path.to_owned())) else { return false };
+        if *hold == Hold::Again {
+            *hold = if alone { Hold::Covered } else { Hold::Tainted };
+        }
+        *hold == Hold::Covered
     }
 
     /// When [`Watch::work`] wants to be asked, if nothing happens before.
@@ -219,12 +235,24 @@ impl Watch {
                             *hold = Hold::Bare;
                             self.ready.push_back(Work::Cover(key.0, key.1));
                         }
-                        Hold::Covered if mask.contains(AddWatchFlags::IN_DELETE) => *hold = Hold::Touched,
-                        Hold::Covered => self.ready.push_back(Work::Believe(key.0, key.1)),
+                        // The host read what a job may have written before it wrote this.
+                        Hold::Again | Hold::Tainted if appeared => {
+                            *hold = Hold::Touched;
+                            self.ready.push_back(Work::Cover(key.0, key.1));
+                        }
+                        Hold::Covered | Hold::Again | Hold::Tainted if mask.contains(AddWatchFlags::IN_DELETE) => {
+                            *hold = Hold::Touched;
+                        }
+                        Hold::Covered if mask.contains(AddWatchFlags::IN_MODIFY) => {
+                            self.ready.push_back(Work::Believe(key.0, key.1));
+                        }
+                        // What is stored through a mapping is only seen when it is closed, inotify(7).
+                        Hold::Again => *hold = Hold::Tainted,
                         Hold::Touched if appeared => self.ready.push_back(Work::Cover(key.0, key.1)),
-                        Hold::Bare | Hold::Touched => *hold = Hold::Touched,
+                        Hold::Bare => *hold = Hold::Touched,
+                        Hold::Covered | Hold::Tainted | Hold::Touched => {}
                     }
-                } else if appeared && (name == "commondir" || name == "hooks") {
+                } else if appeared && (name == "commondir" || name == "hooks") || name == "config.worktree" {
                     self.sweep_at = self.sweep_at.min(Instant::now());
                 }
             }

@@ -9,12 +9,12 @@ use std::path::Path;
 
 use hermes_profiles::guard::Rule;
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, RenameFlags, renameat2};
+use nix::fcntl::{AtFlags, OFlag, renameat};
 use nix::sys::stat::{Mode, SFlag};
 use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
 use super::{Candidate, Settler};
-use crate::beneath::{Root, TEMPORARY, by_descriptor, errno, kind};
+use crate::beneath::{Root, by_descriptor, errno, kind, rename_to_free};
 use crate::fresh;
 use crate::guard::quarantine::{Entry, Stage, What};
 use crate::guard::snapshot::{Change, Is, LONGEST};
@@ -62,13 +62,13 @@ impl Settler<'_> {
         }
         let entry = Entry { stage: Stage::Done, ..entry };
         self.quarantine.update(id, &entry)?;
-        self.outcome.put_aside.push((id, entry));
+        self.outcome.put_aside.push((self.tree.path.clone(), id, entry));
         Ok(())
     }
 
     fn take_away(&self, parent: &OwnedFd, name: &std::ffi::OsStr, id: u64, entry: &Entry) -> io::Result<()> {
-        let away = format!("{TEMPORARY}{}-{id}", self.about.run);
-        let take = || renameat2(parent, name, parent, away.as_str(), RenameFlags::RENAME_NOREPLACE);
+        let away = self.about.away(id);
+        let take = || rename_to_free(parent, name, parent, away.as_ref());
         let taken = take().or_else(|errno| match errno {
             Errno::EACCES => {
                 self.tree.root.make_writable(entry.path.parent().unwrap_or(Path::new("")))?;
@@ -86,13 +86,16 @@ impl Settler<'_> {
             SFlag::S_IFDIR if entry.what == What::Directory => {
                 let kept = self.quarantine.content_path(id);
                 let holder = Root::open(kept.parent().unwrap_or(Path::new("/")))?;
-                let no_replace = RenameFlags::RENAME_NOREPLACE;
-                return match renameat2(parent, away.as_str(), &holder, "directory", no_replace) {
+                return match rename_to_free(parent, away.as_ref(), &holder, "directory".as_ref()) {
                     // It stays on its file system, under a name that nothing looks for.
                     Err(Errno::EXDEV) => {
                         let mut beside = name.to_owned();
                         beside.push(format!(".put-aside-{id}"));
-                        renameat2(parent, away.as_str(), parent, beside.as_os_str(), no_replace)
+                        match rename_to_free(parent, away.as_ref(), parent, &beside) {
+                            // Neither does anything look for the name that it has.
+                            Err(Errno::EEXIST | Errno::ENAMETOOLONG) => Ok(()),
+                            other => other,
+                        }
                     }
                     other => other,
                 }
@@ -100,7 +103,7 @@ impl Settler<'_> {
             }
             SFlag::S_IFDIR => {
                 // Somebody made a directory of that name since: it is not what was judged.
-                return renameat2(parent, away.as_str(), parent, name, RenameFlags::RENAME_NOREPLACE).map_err(Into::into);
+                return rename_to_free(parent, away.as_ref(), parent, name).map_err(Into::into);
             }
             SFlag::S_IFREG if entry.what == What::LongFile => self.keep_long(parent, &away, id)?,
             SFlag::S_IFREG => {
@@ -125,8 +128,7 @@ impl Settler<'_> {
         let root = Root::from_fd(parent.try_clone()?);
         // What has other names can be changed by them.
         let alone = root.stat(Path::new(away))?.st_nlink == 1;
-        let moved =
-            if alone { renameat2(parent, away, holder.as_fd(), "content", RenameFlags::empty()) } else { Err(Errno::EXDEV) };
+        let moved = if alone { renameat(parent, away, holder.as_fd(), "content") } else { Err(Errno::EXDEV) };
         match moved {
             Ok(()) => std::fs::set_permissions(&kept, Permissions::from_mode(0o600)),
             Err(Errno::EXDEV) => {

@@ -10,7 +10,7 @@ use super::{About, Candidate, Decision, Outcome, Settler, decide};
 use crate::error::Error;
 use crate::guard::distrusted::Distrusted;
 use crate::guard::quarantine::Stage;
-use crate::guard::rules::TreeRules;
+use crate::guard::rules::{TreeRules, is_in_dot_git};
 use crate::guard::run::{Believed, Record, Repository, Run, TreeRecord};
 use crate::guard::shadow::{self, Merge};
 use crate::guard::snapshot::{Held, Is, Snapshot};
@@ -77,7 +77,7 @@ pub(crate) fn settle_tree(
     let now = now.map_err(failed)?;
     *outcome = settler.outcome;
     if now.renewed {
-        store::write(&tree.state.join("index"), &now).map_err(failed)?;
+        store::write_soon(&tree.state.join("index"), &now).map_err(failed)?;
     }
     Ok(())
 }
@@ -87,7 +87,7 @@ fn excuse<'r>(of_tree: &TreeRecord, candidates: Vec<Candidate<'r>>) -> Vec<Candi
     let mut by_repository: BTreeMap<usize, Vec<Candidate<'r>>> = BTreeMap::new();
     let mut left = Vec::new();
     for candidate in candidates {
-        let wanted = candidate.rule.tracked && candidate.change.git.is_none();
+        let wanted = candidate.rule.tracked && candidate.change.git.as_deref().is_none_or(|git| !is_in_dot_git(git));
         match wanted.then(|| repository_of(of_tree, &candidate.change.path)).flatten() {
             Some(index) => by_repository.entry(index).or_default().push(candidate),
             None => left.push(candidate),
@@ -149,13 +149,23 @@ impl Settler<'_> {
         let private = shadow::read(run_dir, baseline, git, number)?;
         for (path, before, now) in private.configs {
             let Some(rule) = self.rules.rule(&path, Some(git)) else { continue };
-            let old = shadow::text(before.as_ref());
+            let before_held = before.as_ref();
+            let old = shadow::text(before_held);
             let also = |key: &str, value: &[u8]| self.rules.leads_well(git, key, value);
             let refused = match &now.is {
                 Is::File(new) => {
                     let within = path.strip_prefix(git).unwrap_or(&path);
                     let (tree, before, private) = (self.tree, old, new.as_slice());
-                    Merge { tree, run_dir, number, within, path: &path, before, private, also: &also }.by_rename()?.refused
+                    let merge = Merge { tree, run_dir, number, within, path: &path, before, private, also: &also };
+                    match merge.by_rename() {
+                        // The lock may be a job's, and then nobody gives it up.
+                        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                            let why = "changes what is locked by another git".to_owned();
+                            self.keep_private(&path, rule, why, &now, before_held)?;
+                            continue;
+                        }
+                        merged => merged?.refused,
+                    }
                 }
                 _ => vec!["what is not a file".to_owned()],
             };
@@ -166,9 +176,10 @@ impl Settler<'_> {
                     Ok(if host == Some(old) { Some(new.clone()) } else { merged.ok().map(|merged| merged.text) })
                 })?;
             } else if !refused.is_empty() {
-                self.keep_private(&path, rule, sets(&refused), &now, before.as_ref())?;
+                self.keep_private(&path, rule, sets(&refused), &now, before_held)?;
             }
         }
+        self.outcome.kept.extend(private.removed);
         for (path, before, now) in private.hooks {
             let Some(rule) = self.rules.rule(&path, Some(git)) else { continue };
             let approved = self.approved.has(&rule.id, &path, &now.is, now.mode);

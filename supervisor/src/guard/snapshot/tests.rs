@@ -24,6 +24,10 @@ impl Rules for Few {
         }
     }
 
+    fn is_in_git_tree(&self) -> bool {
+        false
+    }
+
     fn skips(&self, directory: &Path) -> bool {
         directory == Path::new("skipped")
     }
@@ -159,6 +163,34 @@ fn git_directories_are_known_by_what_they_hold() {
 }
 
 #[test]
+fn a_git_directory_with_objects_and_refs_elsewhere_is_one() {
+    let tree = Tree::new();
+    tree.write("apart/config", "c");
+    tree.write("apart/commondir", "../other");
+    let before = tree.settle();
+    assert_eq!(before.held().count(), 0);
+    tree.write("apart/HEAD", "ref: refs/heads/main");
+    tree.write(".git/worktrees/w/HEAD", "ref: refs/heads/w");
+    tree.write(".git/worktrees/w/commondir", "../..");
+    assert_eq!(tree.changes(&before), ["+apart/config"]);
+    assert_eq!(tree.look(None).git_dirs(), [Path::new(".git"), Path::new("apart")], "a linked worktree's is none of its own");
+}
+
+#[test]
+fn only_git_keeps_its_data_to_itself() {
+    let tree = Tree::new();
+    let before = tree.settle();
+    for git in ["looks", ".git"] {
+        for name in ["HEAD", "objects/a/config", "refs/config"] {
+            tree.write(&format!("{git}/{name}"), "x");
+        }
+    }
+    tree.write("looks/objects/a/HEAD", "");
+    tree.write("looks/objects/a/commondir", "");
+    assert_eq!(tree.changes(&before), ["+looks/objects/a/config"]);
+}
+
+#[test]
 fn a_second_look_reads_only_what_changed() {
     let tree = Tree::new();
     for n in 0..20 {
@@ -202,4 +234,23 @@ fn a_tree_that_is_gone_is_an_error_and_what_cannot_be_read_is_left_out() {
     assert_eq!(tree.changes(&before), ["-locked/.envrc"]);
     let file = tempfile::NamedTempFile::new().unwrap();
     assert!(Root::open(file.path()).is_err());
+}
+
+#[test]
+fn many_large_files_are_watched_and_not_kept() {
+    let tree = Tree::new();
+    tree.write("own/.envrc", "kept");
+    let before = tree.settle();
+    for index in 0..20 {
+        tree.write(&format!("{index}/.envrc"), "");
+        fs::File::options().write(true).open(tree.at(&format!("{index}/.envrc"))).unwrap().set_len(LONGEST).unwrap();
+    }
+    for now in [tree.look(Some(&before)), tree.look(None)] {
+        let kept: u64 = now.held().map(|(.., held)| held.length()).sum();
+        assert_eq!(now.held().count(), 21);
+        assert!((LONGEST..=MOST_KEPT + 4).contains(&kept), "{kept}");
+    }
+    let now = tree.look(Some(&before));
+    let own = now.held().find(|(path, ..)| path == Path::new("own/.envrc")).unwrap();
+    assert_eq!(own.2.is, Is::File(b"kept".to_vec()), "what is known already is not read again");
 }

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
+use std::os::fd::AsFd;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -11,13 +12,18 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, Mode, SFlag};
 
+use super::super::rules::is_in_dot_git;
 use super::{Dir, Held, Is, LONGEST, ROOT, Rules, Snapshot, Wanted, ctime, path_of};
 use crate::beneath::{Root, TEMPORARY, kind};
 use crate::clock::COARSE;
 
+/// Bytes of all files together that are kept; the rest is only watched. A job must not fill our memory, nor that of the next
+/// command, which would settle the same tree.
+const MOST_KEPT: u64 = 128 << 20;
 /// Bytes of a directory that are read at a time.
 const BUFFER: usize = 32 * 1024;
-/// What git keeps in a git directory that nobody executes.
+/// What git keeps in a git directory that nobody executes. Only below a `.git`: elsewhere a job could give a directory the
+/// looks of a git directory to keep people's files in these.
 const GIT_DATA: &[&str] = &["objects", "refs", "logs", "lfs"];
 
 /// What a walk found.
@@ -39,6 +45,7 @@ pub(super) fn walk<R: Rules>(root: &Root, dev: u64, rules: &R, old: Option<&Snap
         names: Vec::new(),
         buffer: Vec::with_capacity(BUFFER),
         renewed: Cell::new(false),
+        kept: Cell::new(0),
         strays: RefCell::default(),
     };
     match old {
@@ -74,6 +81,8 @@ struct Walk<'a, R> {
     names: Vec<u8>,
     buffer: Vec<u8>,
     renewed: Cell<bool>,
+    /// Bytes of files.
+    kept: Cell<u64>,
     strays: RefCell<Vec<PathBuf>>,
 }
 
@@ -103,6 +112,7 @@ impl<R: Rules> Walk<'_, R> {
         // Where a directory of the old snapshot is in the new one.
         let mut moved: Vec<Option<u32>> = vec![None; old.dirs.len()];
         let mut path = Trail::default();
+        let seen = old.seen_again(self.root);
         for (index, dir) in old.dirs.iter().enumerate() {
             let parent = match dir.parent {
                 ROOT => ROOT,
@@ -112,15 +122,12 @@ impl<R: Rules> Walk<'_, R> {
                 },
             };
             let path = path.to(&old.dirs, index);
-            // One call: a parent that is no longer a directory was seen just before.
-            let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
-            let at = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-            let stat = match nix::sys::stat::fstatat(self.root, at, flags) {
-                Err(Errno::ENAMETOOLONG | Errno::EACCES) => self.root.stat(path),
-                other => other,
+            let stat = match seen[index] {
+                Err(Errno::ENAMETOOLONG | Errno::EACCES) => self.root.stat(path).map(|stat| Seen::of(&stat)),
+                seen => seen,
             };
             let stat = match stat {
-                Ok(stat) if kind(&stat) == SFlag::S_IFDIR && stat.st_dev == self.dev => stat,
+                Ok(stat) if stat.directory && stat.dev == self.dev => stat,
                 Ok(_) | Err(_) if parent != ROOT => {
                     self.renewed.set(true);
                     continue;
@@ -130,7 +137,7 @@ impl<R: Rules> Walk<'_, R> {
             };
             let git = dir.git.and_then(|git| if git as usize == index { None } else { moved[git as usize] });
             let settled = dir.ctime < old.taken - COARSE;
-            if (stat.st_ino, ctime(&stat)) == (dir.ino, dir.ctime) && settled {
+            if (stat.ino, stat.ctime) == (dir.ino, dir.ctime) && settled {
                 let new = self.dirs.len() as u32;
                 moved[index] = Some(new);
                 let git = if dir.git == Some(index as u32) { Some(new) } else { git };
@@ -138,7 +145,9 @@ impl<R: Rules> Walk<'_, R> {
                 for known in &dir.held {
                     held.extend(self.look(path, known, old.taken));
                 }
-                self.dirs.push(Dir { parent, git, held, ..dir.clone() });
+                let (name, links) = (dir.name.clone(), dir.links.clone());
+                let &Dir { ino, ctime, repository, .. } = dir;
+                self.dirs.push(Dir { parent, name, ino, ctime, git, repository, held, links });
                 continue;
             }
             let known = Some((dir, old.taken));
@@ -186,8 +195,12 @@ impl<R: Rules> Walk<'_, R> {
         let entries = self.list(&fd)?;
         let index = self.dirs.len() as u32;
         let has = |wanted: &str| entries.iter().any(|entry| self.name(entry) == wanted.as_bytes());
-        let repository = has("HEAD") && has("objects") && has("refs");
+        // Git takes objects and refs from where `commondir` leads, is_git_directory in its setup.c. Below a `.git` that
+        // is a linked worktree's, which its own rules are about.
+        let apart = !is_in_dot_git(path) && has("HEAD") && has("commondir");
+        let repository = has("HEAD") && has("objects") && has("refs") || apart;
         let is_git = name == b".git" || repository;
+        let is_data = is_git && (is_in_dot_git(path) || self.rules.is_in_git_tree());
         let git = if is_git { Some(index) } else { git };
         self.dirs.push(Dir {
             parent,
@@ -205,7 +218,7 @@ impl<R: Rules> Walk<'_, R> {
         for entry in &entries {
             let name = self.name(entry);
             match entry.kind {
-                SFlag::S_IFDIR if is_git && GIT_DATA.iter().any(|data| data.as_bytes() == name) => {}
+                SFlag::S_IFDIR if is_data && GIT_DATA.iter().any(|data| data.as_bytes() == name) => {}
                 SFlag::S_IFDIR => below.push(name.to_vec()),
                 kind => {
                     if name.starts_with(TEMPORARY.as_bytes()) {
@@ -278,10 +291,14 @@ impl<R: Rules> Walk<'_, R> {
         if let Some((held, taken)) = known
             && held.untouched(stat.st_ino, ctime(&stat), stat.st_size, taken)
         {
+            self.kept.set(self.kept.get() + held.length());
             return Some(held.clone());
         }
         self.renewed.set(true);
-        Some(hold(self.root, &path, &stat, wanted))
+        let room = kind(&stat) != SFlag::S_IFREG || self.kept.get() + stat.st_size as u64 <= MOST_KEPT;
+        let held = hold(self.root, &path, &stat, if room { wanted } else { Wanted::Watched });
+        self.kept.set(self.kept.get() + held.length());
+        Some(held)
     }
 }
 
@@ -303,6 +320,56 @@ pub(crate) fn hold(root: &Root, path: &Path, stat: &FileStat, wanted: Wanted) ->
         size: stat.st_size,
         mode: stat.st_mode & 0o7777,
         is,
+    }
+}
+
+/// What tells whether a directory is what it was.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    directory: bool,
+    dev: u64,
+    ino: u64,
+    ctime: i64,
+}
+
+impl Seen {
+    fn of(stat: &FileStat) -> Self {
+        Self { directory: kind(stat) == SFlag::S_IFDIR, dev: stat.st_dev, ino: stat.st_ino, ctime: ctime(stat) }
+    }
+}
+
+/// Directories from which on a second thread is worth its start.
+const MANY: usize = 4000;
+
+impl Snapshot {
+    /// Stats every directory again: one call each. A parent that is no directory any more is told by its own.
+    fn seen_again(&self, root: &Root) -> Vec<Result<Seen, Errno>> {
+        let root = root.as_fd();
+        let look = |from: usize, to: usize| {
+            let mut trail = Trail::default();
+            let mut seen = Vec::with_capacity(to - from);
+            for index in from..to {
+                let path = trail.to(&self.dirs, index);
+                let at = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+                let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
+                seen.push(nix::sys::stat::fstatat(root, at, flags).map(|stat| Seen::of(&stat)));
+            }
+            seen
+        };
+        let (all, half) = (self.dirs.len(), self.dirs.len() / 2);
+        if all < MANY {
+            return look(0, all);
+        }
+        std::thread::scope(|scope| {
+            let second = std::thread::Builder::new().spawn_scoped(scope, || look(half, all));
+            let mut seen = look(0, half);
+            match second.map(std::thread::ScopedJoinHandle::join) {
+                Ok(Ok(rest)) => seen.extend(rest),
+                // No thread is to be had.
+                _ => seen.extend(look(half, all)),
+            }
+            seen
+        })
     }
 }
 
