@@ -109,10 +109,13 @@ impl Guards {
             let Cover::Link { target, .. } = cover else { continue };
             let Some((index, path)) = self.place(target) else { continue };
             let (tree, baseline) = &self.trees[index];
-            let is_same = tree.root.stat(&path).is_ok_and(|stat| baseline.is_inode(&path, stat.st_ino));
-            match &mut self.live {
-                Some(live) if is_same => live.watch.covered(index, path),
-                _ => self.cover_again(index, &path),
+            let is_same = tree.root.stat(&path).is_ok_and(|stat| baseline.is_untouched(&path, &stat));
+            let Some(live) = &mut self.live else { return };
+            if is_same {
+                live.watch.covered(index, path);
+            } else {
+                live.watch.replaced(index, path.clone());
+                self.cover_again(index, &path);
             }
         }
     }

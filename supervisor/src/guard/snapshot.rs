@@ -234,13 +234,10 @@ impl Snapshot {
         (0..self.dirs.len()).any(|index| self.path_of(index as u32) == path)
     }
 
-    /// Was this guarded entry this inode?
-    pub(crate) fn is_inode(&self, path: &Path, ino: u64) -> bool {
-        let parent = path.parent().unwrap_or(Path::new(""));
-        let known = (0..self.dirs.len()).find(|index| self.path_of(*index as u32) == parent);
-        known.is_some_and(|index| {
-            self.dirs[index].held.iter().any(|held| Some(held.name()) == path.file_name() && held.ino == ino)
-        })
+    /// Is this guarded entry the very inode that it was, without a change? Numbers of inodes are given again.
+    pub(crate) fn is_untouched(&self, path: &Path, stat: &FileStat) -> bool {
+        let same = |held: &Held| (held.ino, held.ctime, held.size) == (stat.st_ino, ctime(stat), stat.st_size);
+        self.held().any(|(known, _, held)| known == path && same(held))
     }
 
     /// Takes an entry as it is now for what was there at the look.

@@ -141,6 +141,11 @@ impl Watch {
         }
     }
 
+    /// The host replaced a configuration file unseen: jobs could reach it.
+    pub(crate) fn replaced(&mut self, tree: usize, path: PathBuf) {
+        self.configs.insert((tree, path), Hold::Touched);
+    }
+
     /// Private copies are to be brought to the host again.
     pub(crate) fn changed(&mut self, shadow: u32) {
         self.dirty.insert(shadow);

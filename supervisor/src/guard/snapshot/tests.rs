@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::time::Duration;
 
+use super::walk::MOST_KEPT;
 use super::*;
 
 /// `.envrc` everywhere, `config` and `hooks/*` in git directories.

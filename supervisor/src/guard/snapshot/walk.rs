@@ -19,7 +19,7 @@ use crate::clock::COARSE;
 
 /// Bytes of all files together that are kept; the rest is only watched. A job must not fill our memory, nor that of the next
 /// command, which would settle the same tree.
-const MOST_KEPT: u64 = 128 << 20;
+pub(crate) const MOST_KEPT: u64 = 128 << 20;
 /// Bytes of a directory that are read at a time.
 const BUFFER: usize = 32 * 1024;
 /// What git keeps in a git directory that nobody executes. Only below a `.git`: elsewhere a job could give a directory the
