@@ -45,7 +45,7 @@ fn start(args: RunArgs, log: &mut Log) -> Result<u8, Error> {
     }
     let _scratch = prepared.make_scratch(&args.policy)?;
     let overlaid = prepared.take_layer(&args.policy)?;
-    let guards = begin_guards(&mut prepared, &args.command)?;
+    let guards = begin_guards(&mut prepared, &args.command, log)?;
     prepared.tell_losses(args.policy.verbose);
     let caller = prepared.caller.clone();
     let held: Vec<_> = overlaid.iter().map(Overlaid::lock).collect();
@@ -65,8 +65,8 @@ fn settle(prepared: &Prepared, log: &mut Log) -> Result<(), Error> {
 }
 
 /// Begins to guard what the run can write.
-fn begin_guards(prepared: &mut Prepared, command: &[OsString]) -> Result<Option<Guards>, Error> {
-    let begun = Guards::begin(&prepared.plan, &prepared.policy.guard, &prepared.caller, command);
+fn begin_guards(prepared: &mut Prepared, command: &[OsString], log: &mut Log) -> Result<Option<Guards>, Error> {
+    let begun = Guards::begin(&prepared.plan, &prepared.policy.guard, &prepared.caller, command, log);
     let guards = match begun {
         Err(error) if prepared.policy.accepted.contains(&Guarantee::FilesGuarded) => {
             output::complain(&format!("without {}: {error}", Guarantee::FilesGuarded));

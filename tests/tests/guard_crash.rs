@@ -346,3 +346,40 @@ fn a_run_beside_a_living_one_does_not_settle_it() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "PLANT\n", "inside the file can be used until the end");
     assert_eq!(sandbox.read(".envrc"), "OWN");
 }
+
+#[test]
+fn a_workspace_that_was_renamed_after_the_kill_is_settled_when_it_is_seen_again() {
+    let sandbox = Sandbox::new();
+    let script = "echo PLANT > .envrc; touch up; while [ ! -e go ]; do sleep 0.02; done";
+    for by_its_name in [true, false] {
+        let mut child = Live::start(&mut sandbox.inside(["/bin/sh", "-c", script]));
+        assert!(wait_until(20, || sandbox.workspace.join("up").exists()));
+        strike(&child, Victim::Supervisor);
+        let _ = child.end();
+        fs::remove_file(sandbox.workspace.join("up")).unwrap();
+        let moved = sandbox.workspace.with_file_name("moved");
+        fs::rename(&sandbox.workspace, &moved).unwrap();
+        fs::create_dir(&sandbox.workspace).unwrap();
+        sandbox.sh("true").ok();
+        assert!(moved.join(".envrc").exists(), "nothing has found it yet");
+        if by_its_name {
+            fs::remove_dir_all(&sandbox.workspace).unwrap();
+            fs::rename(&moved, &sandbox.workspace).unwrap();
+            sandbox.sh("true").ok();
+        } else {
+            let mut there = sandbox.inside(["/bin/sh", "-c", "test ! -e .envrc"]);
+            there.current_dir(&moved);
+            let flags: Vec<_> = there
+                .get_args()
+                .map(|arg| if arg == sandbox.workspace { moved.clone().into() } else { arg.to_owned() })
+                .collect();
+            let mut again = std::process::Command::new(there.get_program());
+            again.args(flags).current_dir(&moved).env_clear();
+            again.envs(there.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            assert!(again.status().unwrap().success());
+            fs::remove_dir_all(&sandbox.workspace).unwrap();
+            fs::rename(&moved, &sandbox.workspace).unwrap();
+        }
+        assert!(!sandbox.workspace.join(".envrc").exists(), "{by_its_name}");
+    }
+}

@@ -285,3 +285,29 @@ fn git_does_inside_what_it_does_outside() {
         all.iter().filter(|one| !["husky", "hooks", "config"].iter().any(|word| one.path.contains(word))).collect();
     assert!(other.is_empty(), "put aside: {other:#?}");
 }
+
+/// Commits what nobody tracked.
+const COMMIT: &str = "git checkout -q -b aaa; echo PLANT > .pre-commit-config.yaml; git add .pre-commit-config.yaml;
+    git -c user.name=t -c user.email=t@example.test commit -qm plant;";
+
+#[test]
+fn what_one_run_committed_excuses_nothing_in_the_next() {
+    need!("git");
+    let many = "t=$(git rev-parse HEAD^{tree}); i=0; while [ $i -lt 4200 ]; do i=$((i+1)); echo x > f; \
+        c=$(printf \"tree $t\\nauthor a <a@b> $i +0000\\ncommitter a <a@b> $i +0000\\n\\nx\\n\" | git hash-object -t commit -w --stdin); \
+        echo \"create refs/tags/t$i $c\"; done | git update-ref --stdin;";
+    let ways = [
+        ("beside others", "true".to_owned(), format!("{COMMIT} git checkout -q main; {many}"), "."),
+        ("in a worktree", "git worktree add -q wt -b wt;".into(), format!("{COMMIT} git checkout -q main"), "wt"),
+        ("without a history", "rm -rf .git; git init -q".into(), COMMIT.to_owned(), "."),
+        ("in a repository of its own", "rm -rf .git".into(), format!("git init -q; {COMMIT}"), "."),
+    ];
+    for (way, prepare, first, at) in ways {
+        let sandbox = with_tracked_files();
+        sandbox.plain_sh(&prepare).ok();
+        sandbox.sh(&first).ok();
+        let run = sandbox.sh(&format!("cd {at}; git checkout -q aaa -- .pre-commit-config.yaml; cat .pre-commit-config.yaml"));
+        run.ok().says("PLANT");
+        assert!(!sandbox.workspace.join(at).join(".pre-commit-config.yaml").exists(), "{way}: {}", run.report());
+    }
+}

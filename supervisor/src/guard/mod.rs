@@ -20,7 +20,7 @@ mod watch;
 
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use hermes_backends::compile::shadow::Shadow;
@@ -105,11 +105,13 @@ fn recover_one(state_dir: &Path, run: Run, record: Option<Record>) -> Result<Out
         );
     }
     let mut outcome = Outcome::default();
-    for (index, of_tree) in record.trees.iter().enumerate() {
-        let Ok(Some(tree)) = Tree::open(state_dir, &of_tree.path, false) else { continue };
-        if tree.state != of_tree.state {
-            continue;
-        }
+    let found: Vec<Option<Tree>> = record.trees.iter().map(|of_tree| find_tree(state_dir, of_tree)).collect();
+    if found.iter().all(Option::is_none) && run.is_recent() {
+        // Renamed, or on a disk that is not there: the next command that works in it finds it again.
+        return Ok(outcome);
+    }
+    for (index, tree) in found.into_iter().enumerate() {
+        let Some(tree) = tree else { continue };
         let baseline: Snapshot = store::read(&Run::baseline_path(&dir, index))
             .map_err(|e| cannot("read what is known from before a killed run in", &dir, &e))?;
         settle_tree(&run, &record, index, &tree, &baseline, true, &mut outcome)?;
@@ -122,12 +124,25 @@ fn recover_one(state_dir: &Path, run: Run, record: Option<Record>) -> Result<Out
     Ok(outcome)
 }
 
+/// The tree of a run, where it was or where a command has found it since.
+fn find_tree(state_dir: &Path, of_tree: &TreeRecord) -> Option<Tree> {
+    let named = std::fs::read(of_tree.state.join("path")).ok().map(|path| PathBuf::from(OsString::from_vec(path)));
+    let mut trees = [Some(of_tree.path.clone()), named].into_iter().flatten();
+    trees.find_map(|path| Tree::open(state_dir, &path, false).ok().flatten().filter(|tree| tree.state == of_tree.state))
+}
+
 impl Guards {
     /// Begins a run: makes its directory. `None` when it can write no tree of the host.
     ///
     /// # Errors
     /// The state directory or a quarantine cannot be written, or a killed run cannot be settled.
-    pub(crate) fn begin(plan: &Plan, rules: &GuardRules, caller: &Caller, command: &[OsString]) -> Result<Option<Self>, Error> {
+    pub(crate) fn begin(
+        plan: &Plan,
+        rules: &GuardRules,
+        caller: &Caller,
+        command: &[OsString],
+        log: &mut Log,
+    ) -> Result<Option<Self>, Error> {
         let paths = writable_trees(plan);
         if paths.is_empty() {
             return Ok(None);
@@ -146,6 +161,8 @@ impl Guards {
             records.push(TreeRecord { path: tree.path.clone(), state: tree.state.clone(), skips, repositories: Vec::new() });
             trees.push((tree, Snapshot::default()));
         }
+        // Trees that have another name than at a killed run are known by it now.
+        recover(state_dir, &|tree| trees.iter().any(|(own, _)| touch(&own.path, tree)), log)?;
         let shadowing = plan.tier == Tier::Namespaces;
         let run = Run::begin(state_dir).map_err(|e| cannot("make the directory of this run in", state_dir, &e))?;
         if shadowing {

@@ -263,7 +263,7 @@ mod tests {
         std::fs::create_dir_all(kept.join("in")).unwrap();
         std::fs::write(kept.join("in/f"), "").unwrap();
         for closed in [kept.join("in"), kept] {
-            std::fs::set_permissions(closed, std::fs::Permissions::from_mode(0)).unwrap();
+            std::fs::set_permissions(closed, std::fs::Permissions::from_mode(0o000)).unwrap();
         }
         quarantine.remove(id).unwrap();
         assert!(!dir.path().join("quarantine").join(id.to_string()).exists());

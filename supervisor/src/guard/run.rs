@@ -144,6 +144,12 @@ impl Run {
         self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
+    /// Was it begun not so long ago that its tree will not be seen again?
+    pub(crate) fn is_recent(&self) -> bool {
+        let began = self.record_path().metadata().and_then(|meta| meta.modified());
+        began.is_ok_and(|at| at.elapsed().is_ok_and(|age| age < LOST))
+    }
+
     /// What no job knows. The run's name is no secret: it stands in what jobs read of their own mounts, proc_pid_mountinfo(5).
     pub(crate) fn secret(&self) -> Vec<u8> {
         std::fs::read(self.dir.join("secret")).unwrap_or_default()
@@ -192,6 +198,8 @@ fn random() -> io::Result<[u8; 32]> {
     Ok(bytes)
 }
 
+/// A tree that was not seen for so long was removed.
+const LOST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// What was begun this long ago and has no record was given up.
 const FORSAKEN: Duration = Duration::from_secs(60);
 

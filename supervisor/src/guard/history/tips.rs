@@ -50,9 +50,9 @@ pub(crate) struct Tips {
 }
 
 impl Tips {
-    /// Is there no history?
-    pub(crate) fn is_empty(&self) -> bool {
-        self.ids.is_empty()
+    /// None are recorded, and why.
+    pub(crate) fn unsupported(why: &str) -> Self {
+        Self { unsupported: Some(why.to_owned()), ..Self::default() }
     }
 
     /// The ids that `before` did not have: made, or fetched, in between.
@@ -74,7 +74,7 @@ impl Tips {
 /// Opens nothing that blocks, and below `git_dir` no symlink. Other refs (`refs/replace`, `refs/notes`, a tool's own
 /// snapshots) are no history that a person works with.
 pub(crate) fn tips(git_dir: &Path) -> Tips {
-    let unsupported = |why: &str| Tips { unsupported: Some(why.to_owned()), ..Tips::default() };
+    let unsupported = Tips::unsupported;
     let Ok(own) = Root::open(git_dir) else { return unsupported("its git directory cannot be opened") };
     let common_path = match pointer(&own, "commondir") {
         Some(common) => git_dir.join(common),

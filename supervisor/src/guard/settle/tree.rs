@@ -61,7 +61,7 @@ pub(crate) fn settle_tree(
         for candidate in excuse(of_tree, candidates) {
             settler.put_aside(candidate);
         }
-        Distrusted::remember(of_tree, tree)?;
+        Distrusted::remember(of_tree, tree, &now)?;
         for repository in of_tree.repositories.iter().filter(|repository| repository.made_hooks) {
             shadow::unmake_hooks(tree, &repository.git);
         }
