@@ -47,11 +47,9 @@ const POLICY: &str = "policy";
 /// The rule for what the policy's `stage` names.
 const STAGE: &str = "stage";
 
-impl Selector {
-    /// An absolute path that means itself alone, and all below; `None` when it is not called in UTF-8, as globs are.
-    pub fn exactly(path: &Path) -> Option<Self> {
-        String::from_utf8(pattern::literal(path.as_os_str().as_bytes())).ok().map(Self::Absolute)
-    }
+/// A glob that means this path alone; `None` when it is not called in UTF-8, as globs are.
+pub fn literal(path: &Path) -> Option<String> {
+    String::from_utf8(pattern::literal(path.as_os_str().as_bytes())).ok()
 }
 
 static RULES: [OnceLock<Rule>; BYTES.len()] = [const { OnceLock::new() }; BYTES.len()];

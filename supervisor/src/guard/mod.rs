@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use hermes_backends::compile::shadow::Shadow;
 use hermes_backends::plan::{Plan, Source, Tier};
 use hermes_backends::wire::Cover;
-use hermes_profiles::guard::Selector;
+use hermes_profiles::guard::{Selector, literal};
 use hermes_profiles::{GuardRules, ospath};
 use nix::sys::statfs::fstatfs;
 use std::os::unix::fs::MetadataExt;
@@ -353,7 +353,7 @@ fn with_path(rules: &GuardRules, caller: &Caller, trees: &[(Tree, Snapshot)]) ->
     for directory in caller.variable("PATH").into_iter().flat_map(std::env::split_paths) {
         let real = std::fs::canonicalize(&directory).unwrap_or(directory);
         if trees.iter().any(|(tree, _)| real.starts_with(&tree.path)) {
-            rules.add.extend(Selector::exactly(&real));
+            rules.add.extend(literal(&real).map(Selector::Absolute));
         }
     }
     rules
@@ -366,13 +366,7 @@ fn real_selector(selector: &Selector) -> Option<Selector> {
     let (plain, _) = plain.rsplit_once('/').filter(|(plain, _)| !plain.is_empty())?;
     let there = Path::new(plain).ancestors().find_map(|at| Some((at, std::fs::canonicalize(at).ok()?)));
     let (at, real) = there.filter(|(at, real)| at != real)?;
-    Some(Selector::Absolute(format!("{}{}", escape_glob(real.to_str()?), &glob[at.as_os_str().len()..])))
-}
-
-/// A path as a glob that means it alone.
-fn escape_glob(text: &str) -> String {
-    let special = |c| matches!(c, '*' | '?' | '[' | ']' | '{' | '}' | '\\' | '!');
-    text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
+    Some(Selector::Absolute(literal(&real)? + &glob[at.as_os_str().len()..]))
 }
 
 fn look(tree: &Tree, rules: &TreeRules<'_>, old: Option<&Snapshot>) -> io::Result<Snapshot> {
