@@ -388,9 +388,8 @@ fn take_away(
     }
     let about = About::of(run, record);
     let mut settler = Settler::new(tree, rules, &about)?;
-    for candidate in settler.judge_all(changes, baseline, now)? {
-        settler.put_aside(candidate);
-    }
+    let candidates = settler.judge_all(changes, baseline, now)?;
+    settler.put_aside(candidates)?;
     Ok(settler.outcome)
 }
 

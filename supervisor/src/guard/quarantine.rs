@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::OpenOptionsExt;
@@ -89,6 +89,9 @@ pub(crate) enum Stage {
     Done,
 }
 
+/// Up to so many entries are synced one by one. A sync of the whole file system waits for what others write there, but once.
+const FEW: usize = 8;
+
 /// The quarantine of one tree.
 #[derive(Debug, Clone)]
 pub(crate) struct Quarantine {
@@ -130,27 +133,35 @@ impl Quarantine {
         self.dir().join(id.to_string()).join(name)
     }
 
-    /// Puts a copy aside. `content` and `before` are what the entry says they are.
+    /// Puts a copy aside. `content` and `before` are what the entry says they are. Nothing may rely on it before
+    /// [`Quarantine::sync`].
     pub(crate) fn add(&self, entry: &Entry, content: &[u8], before: &[u8]) -> io::Result<u64> {
         // A number is never given twice: somebody may have written it down.
         let last = self.dir().join("last");
         let given = std::fs::read_to_string(&last).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
         let (id, _) = store::next(&self.dir(), given)?;
-        for (name, bytes) in [("content", content), ("before", before)] {
-            let path = self.at(id, name);
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-            file.write_all(bytes)?;
-            file.sync_data()?;
-        }
         std::fs::write(last, id.to_string())?;
+        for (name, bytes) in [("content", content), ("before", before)] {
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.at(id, name))?;
+            file.write_all(bytes)?;
+        }
         // Last: an entry that can be read is whole.
-        store::write(&self.at(id, "entry"), entry)?;
+        self.update(id, entry)?;
         Ok(id)
     }
 
     /// Changes what is known about an entry.
     pub(crate) fn update(&self, id: u64, entry: &Entry) -> io::Result<()> {
-        store::write(&self.at(id, "entry"), entry)
+        store::write_soon(&self.at(id, "entry"), entry)
+    }
+
+    /// Sees that these entries survive a loss of power.
+    pub(crate) fn sync(&self, ids: &[u64]) -> io::Result<()> {
+        if ids.len() > FEW {
+            return Ok(rustix::fs::syncfs(File::open(self.dir())?)?);
+        }
+        let files = ids.iter().flat_map(|id| ["content", "before", "entry"].map(|name| self.at(*id, name)));
+        files.filter(|path| path.exists()).try_for_each(|path| store::sync(&path))
     }
 
     /// All entries, oldest first.

@@ -247,6 +247,7 @@ impl<'a> Settler<'a> {
         let (entry, content, before) = self.entry(path, rule, why, now, old);
         let entry = Entry { stage: Stage::Done, ..entry };
         let id = self.quarantine.add(&entry, &content, &before)?;
+        self.quarantine.sync(&[id])?;
         self.outcome.put_aside.push((self.tree.path.clone(), id, entry));
         Ok(())
     }

@@ -27,22 +27,30 @@ impl Settler<'_> {
         let (entry, _, before) = self.entry(&change.path, rule, "now a directory".to_owned(), &now, Some(old));
         let entry = Entry { what: What::Directory, ..entry };
         let id = self.quarantine.add(&entry, &[], &before)?;
+        self.quarantine.sync(&[id])?;
         self.finish(id, entry, Some((old.is.clone(), old.mode)))
     }
 
     /// Puts aside what nothing excuses.
-    pub(crate) fn put_aside(&mut self, candidate: Candidate<'_>) {
-        let path = candidate.change.path.clone();
-        let done = self.try_put_aside(candidate);
-        self.note(&path, done);
-    }
-
-    fn try_put_aside(&mut self, candidate: Candidate<'_>) -> io::Result<()> {
-        let Candidate { change, rule, why, instead } = candidate;
-        let Some(now) = change.now else { return Ok(()) };
-        let (entry, content, old) = self.entry(&change.path, rule, why, &now, change.before.as_ref());
-        let id = self.quarantine.add(&entry, &content, &old)?;
-        self.finish(id, entry, instead)
+    pub(crate) fn put_aside(&mut self, candidates: Vec<Candidate<'_>>) -> io::Result<()> {
+        let mut copied = Vec::new();
+        for Candidate { change, rule, why, instead } in candidates {
+            let Some(now) = change.now else { continue };
+            let (entry, content, old) = self.entry(&change.path, rule, why, &now, change.before.as_ref());
+            match self.quarantine.add(&entry, &content, &old) {
+                Ok(id) => copied.push((id, entry, instead)),
+                Err(e) => self.note(&change.path, Err(e)),
+            }
+        }
+        let ids: Vec<u64> = copied.iter().map(|(id, ..)| *id).collect();
+        // Before the tree loses them.
+        self.quarantine.sync(&ids)?;
+        for (id, entry, instead) in copied {
+            let path = entry.path.clone();
+            let done = self.finish(id, entry, instead);
+            self.note(&path, done);
+        }
+        self.quarantine.sync(&ids)
     }
 
     /// Takes the name away and puts the right thing in its place: the second half of putting aside, which another

@@ -58,9 +58,7 @@ pub(crate) fn settle_tree(
             settler.judge(&before, &now)?
         };
         let changed = !candidates.is_empty();
-        for candidate in excuse(of_tree, candidates) {
-            settler.put_aside(candidate);
-        }
+        settler.put_aside(excuse(of_tree, candidates))?;
         Distrusted::remember(of_tree, tree, &now)?;
         for repository in of_tree.repositories.iter().filter(|repository| repository.made_hooks) {
             shadow::unmake_hooks(tree, &repository.git);
