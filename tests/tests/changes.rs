@@ -249,6 +249,23 @@ fn a_host_that_changed_the_same_is_asked() {
 }
 
 #[test]
+fn what_the_host_changed_a_moment_before_is_no_conflict() {
+    for round in 0..8 {
+        let sandbox = overlaid();
+        sandbox.write("made", "host\n");
+        sandbox.write("gone", "host\n");
+        sandbox.sh("echo job >> made; rm gone").ok();
+        let applied = changes(&sandbox, &["apply"]);
+        assert_eq!(applied.code(), 0, "round {round}: {}", applied.report());
+        // And a moment after is one: the same files, the same commands.
+        sandbox.write("made", "host\n");
+        sandbox.sh("echo job >> made").ok();
+        sandbox.write("made", "again\n");
+        assert!(changes(&sandbox, &["apply"]).exits(1).err().contains("made: host: changed"), "round {round}");
+    }
+}
+
+#[test]
 fn files_that_tools_obey_need_to_be_asked_for() {
     need!("git");
     let sandbox = overlaid();

@@ -13,7 +13,7 @@ use super::journal::Spot;
 use super::layer::Ground;
 use super::node::{self, Kind, Stamp};
 use super::order;
-use super::scan::{COARSE, Change, Scan, same_things};
+use super::scan::{Change, Scan, same_things};
 
 /// Files that are looked into for a decision.
 const SHORT: u64 = 1 << 20;
@@ -154,11 +154,11 @@ fn collision(change: &Change) -> Option<String> {
         // What is in a directory is judged by itself, and changes the directory's time. Of a mode nothing else tells who
         // changed it.
         (Some(before), _) if before.is_directory() && !change.after.is_some_and(|after| after.is_directory()) => {
-            let new = before.born != 0 && before.born >= change.since - COARSE;
+            let new = before.born != 0 && before.born >= change.since;
             new.then(|| told("made since the sandbox began, now a directory".to_owned())).flatten()
         }
-        (Some(before), _) if before.changed >= change.since - COARSE => {
-            let how = if before.born != 0 && before.born >= change.since - COARSE { "made" } else { "changed" };
+        (Some(before), _) if before.changed >= change.since => {
+            let how = if before.born != 0 && before.born >= change.since { "made" } else { "changed" };
             told(format!("{how} since the sandbox began, now {}", describe(&before)))
         }
         _ => None,
@@ -232,7 +232,7 @@ mod tests {
         let file = 0o100_644;
         let now = Some(stamp(file, 2_000_000_000));
         assert!(collision(&change(Some(stamp(file, 500_000_000)), now, true)).is_none());
-        assert!(collision(&change(Some(stamp(file, 990_000_000)), now, true)).is_some(), "a coarse clock");
+        assert!(collision(&change(Some(stamp(file, 1_000_000_000)), now, true)).is_some(), "the same tick");
         assert!(collision(&change(Some(stamp(file, 3_000_000_000)), None, true)).unwrap().contains("in the layer: deleted"));
         assert!(collision(&change(None, now, true)).unwrap().starts_with("host: deleted"));
         assert!(collision(&change(None, now, false)).is_none(), "a new file");

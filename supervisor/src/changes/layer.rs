@@ -9,13 +9,14 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hermes_backends::host::Probe;
 use hermes_backends::plan::Source;
 use hermes_backends::step::{Step, StepError};
 use hermes_profiles::ospath;
 use nix::errno::Errno;
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::node::{Stamp, Time};
@@ -38,7 +39,7 @@ pub(crate) struct Part {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct About {
     pub(crate) parts: Vec<Part>,
-    /// When each sandbox with this layer began.
+    /// When each sandbox with this layer began: what the host changes from then on, it has not seen.
     pub(crate) begun: Vec<Time>,
     /// When changes of it were last applied; 0 for never. That changes directories of the host, too.
     pub(crate) applied: Time,
@@ -74,6 +75,28 @@ impl Found {
 
 pub(crate) fn now() -> Time {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as Time)
+}
+
+/// A moment that every change to a file from now on bears or exceeds, and none from before this process began.
+///
+/// A change time is what the kernel's coarse clock says, which stands still for a tick: a change of a moment ago may bear
+/// the same time as one that comes next. It ticks at the latest every 10 ms (CONFIG_HZ); a process that has computed for
+/// longer than the rest of a tick does not wait.
+fn mark() -> Time {
+    let clock = |id| {
+        let at = clock_gettime(id);
+        at.tv_sec.saturating_mul(1_000_000_000).saturating_add(at.tv_nsec)
+    };
+    let began = clock(ClockId::Realtime) - clock(ClockId::ProcessCPUTime);
+    // A clock that is set back meanwhile is not waited for.
+    for _ in 0..40 {
+        let ticked = clock(ClockId::RealtimeCoarse);
+        if ticked > began {
+            return ticked;
+        }
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    now()
 }
 
 /// Numbers of the directories in `dir`, lowest first.
@@ -201,7 +224,7 @@ impl Layer {
 
     /// Notes that a sandbox begins with it.
     pub(crate) fn begin(&mut self, tree: &Tree) -> Result<(), Error> {
-        self.about.begun.push(now());
+        self.about.begun.push(mark());
         store(&self.dir.join("about"), &self.about).map_err(|e| refuse(tree, &e))
     }
 
@@ -340,6 +363,19 @@ mod tests {
         assert!(at.exists());
         drop(half);
         assert!(find(&tree).is_empty() && !at.exists());
+    }
+
+    #[test]
+    fn a_change_is_before_or_after_the_mark_and_never_both() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let changed = || {
+            std::fs::write(&path, "x").unwrap();
+            Stamp::at(&Root::open(dir.path()).unwrap(), Path::new("f")).unwrap().unwrap().changed
+        };
+        for _ in 0..50 {
+            assert!(mark() <= changed());
+        }
     }
 
     #[test]

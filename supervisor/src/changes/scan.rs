@@ -162,7 +162,7 @@ impl Walk<'_> {
         let parent = path.parent().unwrap_or(Path::new(""));
         let merged = parent.as_os_str().is_empty() || mark(directory, None, ORIGIN).is_some();
         let touched = match Stamp::at(&self.ground.lower, parent) {
-            Ok(Some(around)) => around.changed >= self.by_the_host(since) - COARSE,
+            Ok(Some(around)) => around.changed >= self.by_the_host(since),
             _ => true,
         };
         merged && touched && mark(directory, Some(name), ORIGIN).is_some()
@@ -172,7 +172,7 @@ impl Walk<'_> {
     fn by_the_host(&self, since: Time) -> Time {
         match self.layer.about.applied {
             0 => since,
-            applied => since.max(applied + COARSE + 1),
+            applied => since.max(applied + 1),
         }
     }
 
