@@ -279,9 +279,10 @@ pub(crate) enum Changes {
         /// Only these files and directories
         #[arg(value_name = "PATH")]
         paths: Vec<PathBuf>,
-        /// Take the layer's version of PATH although the workspace changed there too
+        /// Take the layer's version, which the sandbox made, of PATH although the workspace changed there too; the workspace's
+        /// version is lost (`discard PATH` keeps that one)
         #[arg(long, value_name = "PATH")]
-        ours: Vec<PathBuf>,
+        take_layer: Vec<PathBuf>,
         /// Also files that tools of the host execute or obey: git hooks and configuration, .envrc, editor tasks, ...
         #[arg(long)]
         with_guarded: bool,

@@ -238,7 +238,7 @@ fn a_host_that_changed_the_same_is_asked() {
     assert!(err.contains("gone: host: deleted"), "{err}");
     assert!(err.contains("nothing was applied: 2 files refused"), "{err}");
     before.assert_unchanged(&sandbox.workspace);
-    assert!(changes(&sandbox, &["apply", "--ours", "both", "--ours", "gone"]).ok().err().contains("3 files applied"));
+    assert!(changes(&sandbox, &["apply", "--take-layer", "both", "--take-layer", "gone"]).ok().err().contains("3 files applied"));
     assert_eq!((sandbox.read("both"), sandbox.read("gone")), ("job\n".into(), "base\njob\n".into()));
     // A layer that goes on after the host's change has seen it.
     sandbox.write("mine", "host\n");
@@ -263,6 +263,108 @@ fn what_the_host_changed_a_moment_before_is_no_conflict() {
         sandbox.write("made", "again\n");
         assert!(changes(&sandbox, &["apply"]).exits(1).err().contains("made: host: changed"), "round {round}");
     }
+}
+
+/// A repository with one commit of `f`.
+fn repository(sandbox: &Sandbox) {
+    git(sandbox, &["init", "-q", "."]).ok();
+    for name in ["user.name", "user.email"] {
+        git(sandbox, &["config", name, "t@example.com"]).ok();
+    }
+    sandbox.write("f", "1\n");
+    git(sandbox, &["add", "f"]).ok();
+    git(sandbox, &["commit", "-qm", "first"]).ok();
+}
+
+#[test]
+fn a_newer_measurement_of_the_index_is_no_change() {
+    need!("git");
+    let sandbox = overlaid();
+    repository(&sandbox);
+    let refresh = || {
+        fs::remove_file(sandbox.workspace.join("f")).unwrap();
+        git(&sandbox, &["checkout", "-q", "f"]).ok();
+        let index = fs::metadata(sandbox.workspace.join(".git/index")).unwrap().ino();
+        sandbox.write("f", "1\n");
+        git(&sandbox, &["status"]).ok();
+        assert_ne!(fs::metadata(sandbox.workspace.join(".git/index")).unwrap().ino(), index, "it was written");
+    };
+    sandbox.sh("echo 1 > new; git add new; git commit -qm second").ok();
+    refresh();
+    changes(&sandbox, &["apply"]).ok();
+    assert!(git(&sandbox, &["log", "--oneline"]).ok().out().contains("second"));
+    assert_eq!(git(&sandbox, &["status", "--short"]).ok().out(), "");
+    git(&sandbox, &["fsck", "--strict"]).ok();
+    // What the host staged is a change.
+    sandbox.sh("echo 2 > new; git commit -qam third").ok();
+    sandbox.write("staged", "x\n");
+    git(&sandbox, &["add", "staged"]).ok();
+    assert!(changes(&sandbox, &["apply"]).exits(1).err().contains("both sides changed HEAD, index or refs"));
+    changes(&sandbox, &["discard"]).ok();
+    // Both sides only looked.
+    sandbox.sh("touch f; git status; echo y > y").ok();
+    refresh();
+    sandbox.write("staged2", "x\n");
+    git(&sandbox, &["add", "staged2"]).ok();
+    assert!(changes(&sandbox, &["apply", "y"]).ok().err().contains("1 file applied"));
+}
+
+#[test]
+fn a_repository_that_both_sides_changed_is_not_mixed() {
+    need!("git");
+    let sandbox = overlaid();
+    repository(&sandbox);
+    sandbox.sh("echo job > job; git add job; git commit -qm job").ok();
+    git(&sandbox, &["checkout", "-qb", "host"]).ok();
+    sandbox.write("host", "host\n");
+    git(&sandbox, &["add", "host"]).ok();
+    git(&sandbox, &["commit", "-qm", "host"]).ok();
+    let before = TreeSnapshot::of(&sandbox.workspace);
+    let refused = changes(&sandbox, &["apply"]);
+    let err = refused.exits(1).err();
+    assert!(err.contains("both sides changed HEAD, index or refs") && err.contains("git merge"), "{err}");
+    // The layer has no HEAD, so its index and refs cannot be taken either, nor pieces of them.
+    changes(&sandbox, &["apply", "--take-layer", ".git"]).exits(1);
+    for piece in [".git/index", ".git/refs"] {
+        assert!(changes(&sandbox, &["apply", piece, "--take-layer", piece]).exits(1).err().contains("go together"), "{piece}");
+    }
+    before.assert_unchanged(&sandbox.workspace);
+    // The way that the hint shows.
+    let id = err.split("the layer's main is ").nth(1).unwrap()[..40].to_owned();
+    changes(&sandbox, &["apply", ".git/objects"]).ok();
+    git(&sandbox, &["merge", "-q", "--no-edit", &id]).ok();
+    assert_eq!((sandbox.read("job"), sandbox.read("host")), ("job\n".into(), "host\n".into()));
+    git(&sandbox, &["fsck", "--strict"]).ok();
+    changes(&sandbox, &["discard"]).ok();
+    // Both on the same branch: all of the layer's can be taken.
+    sandbox.sh("echo 2 > job; git commit -qam two").ok();
+    sandbox.write("host", "2\n");
+    git(&sandbox, &["commit", "-qam", "host two"]).ok();
+    changes(&sandbox, &["apply"]).exits(1);
+    changes(&sandbox, &["apply", "--take-layer", ".git"]).ok();
+    assert!(git(&sandbox, &["log", "-1", "--format=%s"]).ok().out().contains("two"));
+    git(&sandbox, &["fsck", "--strict"]).ok();
+}
+
+#[test]
+fn what_the_host_made_or_replaced_is_told_in_these_words() {
+    let sandbox = overlaid();
+    for name in ["replaced", "changed"] {
+        sandbox.write(name, "base\n");
+    }
+    sandbox.sh("echo job > replaced; echo job > changed; echo job > made; echo job > same").ok();
+    let other = sandbox.write("other", "host\n");
+    fs::rename(other, sandbox.workspace.join("replaced")).unwrap();
+    sandbox.write("changed", "host\n");
+    sandbox.write("made", "host\n");
+    // The same on both sides is no conflict.
+    sandbox.write("same", "job\n");
+    let refused = changes(&sandbox, &["apply"]);
+    let err = refused.exits(1).err();
+    for word in ["replaced", "changed", "made"] {
+        assert!(err.contains(&format!("{word}: host: {word} since")), "{err}");
+    }
+    assert!(!err.contains("same:") && err.contains("changes diff PATH") && err.contains("3 files refused"), "{err}");
 }
 
 #[test]

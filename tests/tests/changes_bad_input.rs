@@ -170,7 +170,7 @@ fn what_the_host_does_not_let_change_is_refused_by_name() {
         assert!(named.exits(1).err().contains("1 file applied"), "{}", named.report());
         assert_eq!((sandbox.read("free"), sandbox.read("locked/f")), ("new\n".into(), "old\n".into()));
         // The bit itself was a change by the host.
-        changes(&sandbox, &["apply", "--ours", "locked/f"]).ok();
+        changes(&sandbox, &["apply", "--take-layer", "locked/f"]).ok();
     } else {
         // Its owner can give himself the right, and takes it away again.
         changes(&sandbox, &["apply"]).ok();

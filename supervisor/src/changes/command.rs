@@ -16,6 +16,7 @@ use super::layer::{self, Found, Layer, Part};
 use super::order::in_git;
 use super::quote;
 use super::report::{self, Row};
+use super::repository;
 use super::scan::{Change, scan};
 use crate::args::{Changes, ChangesOf, Colour};
 use crate::beneath::Root;
@@ -39,7 +40,7 @@ pub(crate) fn changes(action: Changes) -> Result<u8, Error> {
             };
             diff(&of, &paths, show, color, all)
         }
-        Changes::Apply { of, paths, ours, with_guarded } => apply(&of, &paths, &ours, with_guarded),
+        Changes::Apply { of, paths, take_layer, with_guarded } => apply(&of, &paths, &take_layer, with_guarded),
         Changes::Discard { of, paths } => discard(&of, &paths),
         Changes::Rollback { of, checkpoint, dry_run } => rollback(&of, checkpoint, dry_run),
     }
@@ -238,17 +239,26 @@ fn stat(out: &mut impl Write, changes: &[&Change], ground: &layer::Ground) -> st
     writeln!(out, " {} changed, {all_came} insertions(+), {all_went} deletions(-)", report::files(rows.len()))
 }
 
-fn apply(of: &ChangesOf, paths: &[PathBuf], ours: &[PathBuf], with_guarded: bool) -> Result<u8, Error> {
+fn apply(of: &ChangesOf, paths: &[PathBuf], take: &[PathBuf], with_guarded: bool) -> Result<u8, Error> {
     let opened = open(of)?;
     let layer = opened.layer(of.layer)?;
     let (number, parts) = (layer.number, layer.about.parts.clone());
-    let wanted = Wanted { paths: opened.spots(paths, &parts)?, ours: opened.spots(ours, &parts)?, with_guarded };
+    let wanted = Wanted { paths: opened.spots(paths, &parts)?, take: opened.spots(take, &parts)?, with_guarded };
     let applied = apply::apply(opened.held()?, layer, &wanted, &Shipped::default())?;
     report::applied(&applied, &parts);
     if applied.nothing {
+        let together = applied.refused.iter().any(|(_, why)| why.starts_with(repository::BOTH));
+        let hint = match together {
+            true => {
+                "`changes apply .git/objects`, then `git merge ID` keeps both sides; `changes discard .git` drops the layer's"
+            }
+            false => {
+                "`changes diff PATH` shows it; `changes apply --take-layer PATH` takes the layer's version, `changes discard PATH` \
+                      keeps the host's"
+            }
+        };
         return Err(Error::new(Kind::Finding, format!("nothing was applied: {} refused", report::files(applied.refused.len())))
-            .hint("`changes apply --ours PATH` takes the layer's version, `changes discard PATH` keeps the host's")
-            .hint("`changes apply PATH...` applies what is named and can be"));
+            .hint(hint));
     }
     let left = if applied.left { format!("; the rest waits in layer {number}") } else { String::new() };
     output::complain(&format!("{} applied{left}", report::files(applied.done)));

@@ -13,6 +13,7 @@ use super::journal::Spot;
 use super::layer::Ground;
 use super::node::{self, Kind, Stamp};
 use super::order;
+use super::repository::{self, Asked, Repositories};
 use super::scan::{Change, Scan, same_things};
 
 /// Files that are looked into for a decision.
@@ -24,7 +25,7 @@ pub(crate) struct Wanted {
     /// Files and directories; none means all.
     pub(crate) paths: Vec<Spot>,
     /// Where the layer's version goes over what the host has now.
-    pub(crate) ours: Vec<Spot>,
+    pub(crate) take: Vec<Spot>,
     /// Also what tools of the host obey.
     pub(crate) with_guarded: bool,
 }
@@ -56,12 +57,21 @@ pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, gu
     let mut decision = Decision::default();
     let asked = |change: &Change| {
         let named = |spots: &[Spot]| covered(spots, change.part, &change.path);
-        wanted.paths.is_empty() || named(&wanted.paths) || named(&wanted.ours)
+        wanted.paths.is_empty() || named(&wanted.paths) || named(&wanted.take)
     };
     let mut needed: BTreeSet<Spot> = BTreeSet::new();
     for change in scan.changes.iter().filter(|change| asked(change)) {
         needed.extend(change.path.ancestors().skip(1).map(|path| Spot { part: change.part, path: path.to_owned() }));
     }
+    let repositories = Repositories::look(
+        &scan.changes,
+        grounds,
+        &Asked {
+            wanted: &asked,
+            taken: &|change| covered(&wanted.take, change.part, &change.path),
+            collides: &|change| collides(change, &grounds[change.part]).is_some(),
+        },
+    );
     for change in &scan.changes {
         // A directory that what was asked for lies in is needed too.
         let made = change.after.is_some_and(|after| after.is_directory()) && change.before.is_none();
@@ -80,9 +90,12 @@ pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, gu
             decision.guarded.push((change, why));
         } else if let Some(why) = forbidden(change, ground) {
             decision.refused.push((change, why));
+        } else if repository::same_index(change, ground) {
+            decision.moot.push(change);
+        } else if let Some(why) = repositories.stays(change) {
+            decision.refused.push((change, why.to_owned()));
         } else {
-            match collision(change).filter(|_| !covered(&wanted.ours, change.part, &change.path)) {
-                Some(_) if agreed(change, ground) => decision.moot.push(change),
+            match collides(change, ground).filter(|_| !covered(&wanted.take, change.part, &change.path)) {
                 Some(why) => decision.refused.push((change, why)),
                 None => decision.go.push(change),
             }
@@ -142,6 +155,13 @@ fn agreed(change: &Change, ground: &Ground) -> bool {
     }
 }
 
+/// The collision of a change, if it is more than a newer measurement or the same change.
+fn collides(change: &Change, ground: &Ground) -> Option<String> {
+    let why = collision(change)?;
+    let same = agreed(change, ground) || repository::same_index(change, ground) || repository::refreshed(ground, &change.path);
+    (!same).then_some(why)
+}
+
 /// Has the host changed the path since the layer's version began? The three sides, for people.
 fn collision(change: &Change) -> Option<String> {
     let yours = |stamp: Option<Stamp>| match stamp {
@@ -158,7 +178,12 @@ fn collision(change: &Change) -> Option<String> {
             new.then(|| told("made since the sandbox began, now a directory".to_owned())).flatten()
         }
         (Some(before), _) if before.changed >= change.since => {
-            let how = if before.born != 0 && before.born >= change.since { "made" } else { "changed" };
+            let young = before.born != 0 && before.born >= change.since;
+            let how = match (young, change.orphaned || change.is_deletion()) {
+                (true, true) => "replaced",
+                (true, false) => "made",
+                _ => "changed",
+            };
             told(format!("{how} since the sandbox began, now {}", describe(&before)))
         }
         _ => None,

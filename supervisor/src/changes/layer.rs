@@ -19,7 +19,8 @@ use nix::errno::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::node::{Stamp, Time};
+use super::node::{self, Stamp, Time};
+use super::repository;
 use crate::beneath::Root;
 use crate::error::Error;
 use crate::output;
@@ -224,6 +225,15 @@ impl Layer {
 
     /// Notes that a sandbox begins with it.
     pub(crate) fn begin(&mut self, tree: &Tree) -> Result<(), Error> {
+        for ground in self.grounds(tree)? {
+            let Some(path) = &ground.index_of else { continue };
+            // One that the layer has its own version of was kept when that began.
+            if Stamp::at(&ground.upper, path).ok().flatten().is_none() {
+                let content = node::content(&ground.lower, path, repository::LONGEST_INDEX).ok().flatten();
+                // What cannot be kept counts as changed later: that asks, and loses nothing.
+                let _ = std::fs::write(&ground.index, content.unwrap_or_default());
+            }
+        }
         self.about.begun.push(mark());
         store(&self.dir.join("about"), &self.about).map_err(|e| refuse(tree, &e))
     }
@@ -254,7 +264,8 @@ impl Layer {
                 return Err(error(path, "it is not the directory that the changes were made to"));
             }
             let upper = Root::open(&upper).map_err(|errno| error(&upper, errno.desc()))?;
-            Ok(Ground { lower, upper })
+            let copy = self.dir.join(index.to_string()).join("index");
+            Ok(Ground { lower, upper, index: copy, index_of: repository::index_path(index, &tree.root) })
         };
         self.about.parts.iter().enumerate().map(ground).collect()
     }
@@ -284,6 +295,9 @@ impl Layer {
 pub(crate) struct Ground {
     pub(crate) lower: Root,
     pub(crate) upper: Root,
+    /// A copy of the workspace's git index as a sandbox found it, and where that index is.
+    pub(crate) index: PathBuf,
+    pub(crate) index_of: Option<PathBuf>,
 }
 
 /// Can upper layers over `workspace` lie in the state directory? Leaves nothing behind but the answer.

@@ -20,6 +20,7 @@ mod order;
 mod prune;
 pub(crate) mod quote;
 mod report;
+mod repository;
 mod run;
 mod scan;
 mod stage;

@@ -106,12 +106,16 @@ pub(crate) fn place(spot: &Spot, parts: &[Part]) -> String {
     }
 }
 
-fn name_each<W: std::fmt::Display>(parts: &[Part], spots: &[(Spot, W)]) {
-    for (spot, why) in spots.iter().take(NAMED) {
-        output::complain(&format!("{}: {why}", place(spot, parts)));
+/// Names each, those with the same reason in a row together.
+fn name_each<W: std::fmt::Display + PartialEq>(parts: &[Part], spots: &[(Spot, W)]) {
+    let rows: Vec<_> = spots.chunk_by(|a, b| a.1 == b.1).collect();
+    for row in rows.iter().take(NAMED) {
+        let names: Vec<_> = row.iter().take(5).map(|(spot, _)| place(spot, parts)).collect();
+        let more = if row.len() > names.len() { format!(" and {} more", row.len() - names.len()) } else { String::new() };
+        output::complain(&format!("{}{more}: {}", names.join(", "), row[0].1));
     }
-    if spots.len() > NAMED {
-        output::complain(&format!("... and {} more", spots.len() - NAMED));
+    if rows.len() > NAMED {
+        output::complain(&format!("... and {} more", rows[NAMED..].iter().map(|row| row.len()).sum::<usize>()));
     }
 }
 

@@ -22,6 +22,9 @@ use crate::state::Tree;
 /// The kernel's clock for files is coarse before Linux 6.13.
 pub(crate) const COARSE: Time = 20_000_000;
 
+/// The mark of what began as a copy.
+const ORIGIN: &CStr = c"user.overlay.origin";
+
 /// One path that is to be something else than it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Change {
@@ -34,7 +37,7 @@ pub(crate) struct Change {
     pub(crate) after: Option<Stamp>,
     /// From when on a change by the host collides with this one.
     pub(crate) since: Time,
-    /// The layer's file began as a copy of one that the host seems to have deleted since.
+    /// The layer's file began as a copy of one that the host seems to have deleted or replaced since.
     pub(crate) orphaned: bool,
 }
 
@@ -149,7 +152,10 @@ impl Walk<'_> {
             self.deletions(path, &BTreeSet::new(), since)?;
         }
         if before.is_none_or(|before| !self.same(path, &before, &stamp)) {
-            let lost = before.is_none() && self.lost_its_origin(path, at, since);
+            let lost = match before {
+                None => self.lost_its_origin(path, at, since),
+                Some(before) => before.born >= since && mark(at.0, Some(at.1), ORIGIN).is_some(),
+            };
             self.push(path, before, Some(stamp), since, lost);
         }
         Ok(())
@@ -158,7 +164,6 @@ impl Walk<'_> {
     /// A copy, in a directory that the host has or had too and in which it has changed something: the copy's origin was
     /// deleted there, if it was not renamed by the job.
     fn lost_its_origin(&self, path: &Path, (directory, name): (&OwnedFd, &OsStr), since: Time) -> bool {
-        const ORIGIN: &CStr = c"user.overlay.origin";
         let parent = path.parent().unwrap_or(Path::new(""));
         let merged = parent.as_os_str().is_empty() || mark(directory, None, ORIGIN).is_some();
         let touched = match Stamp::at(&self.ground.lower, parent) {

@@ -247,8 +247,8 @@ fn nothing_is_applied_when_the_host_has_changed_the_same() {
     assert_eq!((applied.done, applied.refused.len()), (1, 1), "{applied:?}");
     assert!(world.ws().join("new").exists() && !world.ws().join("made").exists());
 
-    let ours = Wanted { paths: vec![spot("change")], ours: vec![spot("change")], ..Wanted::default() };
-    assert_eq!(world.apply(&ours).done, 1);
+    let taken = Wanted { paths: vec![spot("change")], take: vec![spot("change")], ..Wanted::default() };
+    assert_eq!(world.apply(&taken).done, 1);
     assert_eq!(std::fs::read_to_string(world.ws().join("change")).unwrap(), "changed\n");
 
     // A directory that something of the host stays in stays itself; the rest of it goes.
