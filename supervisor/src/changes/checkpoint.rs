@@ -17,10 +17,11 @@ use serde::{Deserialize, Serialize};
 
 use super::apply::Held;
 use super::fault;
-use super::journal::{self, Content, Wish};
+use super::journal::{self, Content, Spot, Wish};
 use super::layer::{Part, load, next, now, numbers, remove, store};
 use super::node::{self, Kind, Stamp, Time, same_range};
 use super::order::rank;
+use super::repository;
 use super::scan::{COARSE, below, unreadable};
 use super::stage;
 use crate::beneath::Root;
@@ -285,10 +286,12 @@ impl Snapshot<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct Way {
     /// Paths that come back as they were, and paths that go.
-    pub(crate) restored: Vec<PathBuf>,
-    pub(crate) removed: Vec<PathBuf>,
+    pub(crate) restored: Vec<Spot>,
+    pub(crate) removed: Vec<Spot>,
     /// What cannot be brought back.
-    pub(crate) left: Vec<(PathBuf, &'static str)>,
+    pub(crate) left: Vec<(Spot, &'static str)>,
+    /// Something of a repository that other worktrees share has changed, and stays so.
+    pub(crate) shared: bool,
 }
 
 /// An opened checkpoint.
@@ -331,6 +334,7 @@ impl Checkpoint {
     /// What is to be done so that the trees are as they were.
     pub(crate) fn way(&self, parts: &[Part], roots: &[&Root], hidden: Option<&Path>) -> Result<(Vec<Wish<'_>>, Way), Error> {
         let (mut wishes, mut way) = (Vec::new(), Way::default());
+        let linked = self.linked();
         for (part, root) in roots.iter().enumerate() {
             let now = walk(part, root, &parts[part].path, hidden)?;
             let mut sides: BTreeMap<&Path, (Option<Stamp>, Option<&Item>)> =
@@ -339,8 +343,21 @@ impl Checkpoint {
                 sides.entry(&item.path).or_default().1 = Some(item);
             }
             for (path, (before, item)) in sides {
+                let spot = || Spot { part, path: path.to_owned() };
+                if let Some(own) = linked.as_ref().filter(|own| part > 0 && !path.starts_with(own)) {
+                    // Other worktrees and their user have gone on with it. Objects that are gone harm nobody by coming back.
+                    let lost = before.is_none() && path.starts_with("objects");
+                    if !lost && !own.starts_with(path) {
+                        let same = match (before, item) {
+                            (Some(before), Some(item)) => self.is_as_it_was(root, item, &before),
+                            _ => false,
+                        };
+                        way.shared |= !same && !path.starts_with("objects");
+                        continue;
+                    }
+                }
                 let Some(item) = item else {
-                    way.removed.push(path.to_owned());
+                    way.removed.push(spot());
                     wishes.push(Wish { part, path: path.to_owned(), before, after: None, content: None, rank: 0 });
                     continue;
                 };
@@ -352,16 +369,25 @@ impl Checkpoint {
                     Kind::Symlink => item.target.clone().map(Content::Link),
                     Kind::Directory => None,
                     Kind::Fifo | Kind::Socket | Kind::Device => {
-                        way.left.push((path.to_owned(), item.stamp.kind().word()));
+                        way.left.push((spot(), item.stamp.kind().word()));
                         continue;
                     }
                 };
-                way.restored.push(path.to_owned());
+                way.restored.push(spot());
                 let rank = rank(path, part > 0);
                 wishes.push(Wish { part, path: path.to_owned(), before, after: Some(item.stamp), content, rank });
             }
         }
         Ok((wishes, way))
+    }
+
+    /// Where in the other part what belongs to a linked worktree alone is, if the workspace was one.
+    fn linked(&self) -> Option<PathBuf> {
+        let pointer = self.manifest.items.iter().find(|item| item.part == 0 && item.path == Path::new(".git"))?;
+        let (pack, at) = self.content(pointer)?;
+        let mut text = vec![0; usize::try_from(pointer.stamp.size.min(4096)).ok()?];
+        pack.read_exact_at(&mut text, at).ok()?;
+        repository::linked(&text)
     }
 
     fn content(&self, item: &Item) -> Option<(&File, u64)> {

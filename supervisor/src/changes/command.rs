@@ -295,18 +295,25 @@ fn rollback(of: &ChangesOf, number: Option<u32>, dry_run: bool) -> Result<u8, Er
     let roots: Vec<&Root> = std::iter::once(&held.tree.root).chain(&others).collect();
     let hidden = opened.caller.state_dir.as_deref();
     let (wishes, way) = back.way(&parts, &roots, hidden)?;
-    for (path, kind) in &way.left {
-        output::complain(&format!("{}: a {kind} is not brought back", output::path(path)));
+    for (spot, kind) in &way.left {
+        output::complain(&format!("{}: a {kind} is not brought back", report::place(spot, &parts)));
     }
-    if dry_run {
-        let line = |word: &str, path: &PathBuf| format!("{word} {}\n", output::path(path));
-        let text: String = way.restored.iter().map(|path| line("restore", path)).collect::<String>()
-            + &way.removed.iter().map(|path| line("remove ", path)).collect::<String>();
-        output::print(&text)?;
-        return Ok(0);
+    if way.shared {
+        let repository = parts.get(1).map_or_else(String::new, |part| output::path(&part.path));
+        output::complain(&format!(
+            "{repository} has changed since and is left as it is, but for this worktree's own HEAD and index: other worktrees \
+             share its refs and configuration"
+        ));
     }
     if wishes.is_empty() {
         output::complain(&format!("nothing has changed since checkpoint {}", back.number));
+        return Ok(0);
+    }
+    if dry_run {
+        let line = |word: &str, spot: &Spot| format!("{word} {}\n", report::place(spot, &parts));
+        let text: String = way.restored.iter().map(|spot| line("restore", spot)).collect::<String>()
+            + &way.removed.iter().map(|spot| line("remove ", spot)).collect::<String>();
+        output::print(&text)?;
         return Ok(0);
     }
     let undo = checkpoint::take(held, &parts, &roots, hidden)?;
