@@ -241,6 +241,11 @@ pub(crate) struct QuarantineArgs {
     pub(crate) user: Option<String>,
 }
 
+/// The number of a layer or a checkpoint.
+fn kept_number(text: &str) -> Result<u32, &'static str> {
+    text.parse().map_err(|_| "not a number; `hermes-sandbox changes list` shows them")
+}
+
 /// What to do with changes that wait.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Changes {
@@ -248,6 +253,9 @@ pub(crate) enum Changes {
     List {
         #[command(flatten)]
         of: ChangesOf,
+        /// Of every workspace, also of those that are gone
+        #[arg(long, conflicts_with_all = ["workspace", "layer"])]
+        all: bool,
         /// Print one JSON value
         #[arg(long)]
         json: bool,
@@ -287,7 +295,7 @@ pub(crate) enum Changes {
         #[arg(long)]
         with_guarded: bool,
     },
-    /// Throw changes of a layer away: all, or those that are named
+    /// Throw changes of a layer away: all, or those that are named; of a workspace that is gone checkpoints, too
     Discard {
         #[command(flatten)]
         of: ChangesOf,
@@ -300,6 +308,7 @@ pub(crate) enum Changes {
         #[command(flatten)]
         of: ChangesOf,
         /// Number of the checkpoint [default: the newest one]
+        #[arg(value_parser = kept_number)]
         checkpoint: Option<u32>,
         /// Only say what would be done
         #[arg(long)]
@@ -314,7 +323,7 @@ pub(crate) struct ChangesOf {
     #[arg(short, long, value_name = "DIR")]
     pub(crate) workspace: Option<PathBuf>,
     /// Number of the layer; needed when there are several
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = kept_number)]
     pub(crate) layer: Option<u32>,
     /// Become this user first, as for `run`; only root can ask for it
     #[arg(long, value_name = "NAME")]
@@ -609,6 +618,12 @@ mod tests {
         assert_eq!(refusal(&["run", "--tier", "landlock", "--tier", "landlock", "true"]).message, "`--tier` is given twice");
         assert_eq!(refusal(&["run", "--overlay=yes", "true"]).message, "`--overlay` takes no value, but `yes` was given");
         assert_eq!(refusal(&[]).message, "no subcommand given");
+        assert_eq!(refusal(&[]).hints, ["`hermes-sandbox --help` lists them"]);
+        for command in ["changes", "quarantine"] {
+            assert_eq!(refusal(&[command]).hints, [format!("`hermes-sandbox {command} --help` lists them")]);
+        }
+        let number = refusal(&["changes", "rollback", "x"]);
+        assert!(number.message.ends_with("not a number; `hermes-sandbox changes list` shows them"), "{number}");
         assert_eq!(refusal(&["doctor", "x"]).message, "unexpected argument `x`");
         assert_eq!(refusal(&["explain", "path"]).message, "missing <PATH>");
         assert!(parse(Vec::new()).is_err());

@@ -28,7 +28,11 @@ pub(crate) fn condense(error: &clap::Error) -> Error {
             }
         }
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Error::usage("no subcommand given").hint("`hermes-sandbox --help` lists them")
+            // `Usage: hermes-sandbox changes <COMMAND>`
+            let text = error.to_string();
+            let usage = text.lines().find_map(|line| line.trim_start().strip_prefix("Usage: "));
+            let command = usage.and_then(|usage| usage.split(['<', '[']).next()).unwrap_or("hermes-sandbox").trim_end();
+            Error::usage("no subcommand given").hint(format!("`{command} --help` lists them"))
         }
         ErrorKind::InvalidValue if value.is_empty() => Error::usage(format!("`{argument}` needs a value")),
         ErrorKind::InvalidValue => {

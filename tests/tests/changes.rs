@@ -39,14 +39,14 @@ fn changes_wait_and_go_on_until_they_are_applied() {
     settle();
     let before = TreeSnapshot::of(&sandbox.workspace);
     let first = sandbox.sh("echo more >> old; rm gone; mkdir -p new/dir; echo x > new/dir/f; chmod 750 new/dir/f");
-    assert!(first.ok().err().contains("changed: hermes-sandbox changes diff"), "{}", first.report());
+    assert!(first.ok().err().contains("3 files changed in layer 1: hermes-sandbox changes diff"), "{}", first.report());
     before.assert_unchanged(&sandbox.workspace);
     sandbox.sh("cat old new/dir/f; ls; echo y >> new/dir/f").ok().says("old\nmore\nx\n").never_says("gone");
     before.assert_unchanged(&sandbox.workspace);
-    changes(&sandbox, &["list"]).ok().says("layer 1 ").says("added, 1 changed, 1 deleted");
+    changes(&sandbox, &["list"]).ok().says("layer 1 ").says("1 added, 1 changed, 1 deleted\n");
     changes(&sandbox, &["diff", "--name-only"]).ok().says("gone\nnew/dir/f\nold\n");
     let applied = changes(&sandbox, &["apply"]);
-    assert!(applied.ok().err().contains("5 files applied"), "{}", applied.report());
+    assert!(applied.ok().err().contains("3 files applied"), "{}", applied.report());
     assert_eq!((sandbox.read("old"), sandbox.read("new/dir/f")), ("old\nmore\n".into(), "x\ny\n".into()));
     assert!(!sandbox.workspace.join("gone").exists());
     let meta = fs::metadata(sandbox.workspace.join("new/dir/f")).unwrap();
@@ -133,7 +133,11 @@ fn binary_files_differ_and_are_counted_as_such() {
         .says("Binary files a/b and b/b differ")
         .says("Binary files /dev/null and b/n differ")
         .never_says("\0");
-    changes(&sandbox, &["diff", "--stat"]).ok().says(" b | Bin\n").says(" t |   2 ++\n").says("3 files changed, 2 insertions(+)");
+    changes(&sandbox, &["diff", "--stat"])
+        .ok()
+        .says(" b | Bin\n")
+        .says(" t |   2 ++\n")
+        .says(" 3 files changed, 2 insertions(+)\n");
     changes(&sandbox, &["diff", "t", "--color", "always"]).ok().says("\x1b[32m+l1\x1b[m\n").never_says("a/b");
     changes(&sandbox, &["diff", "t"]).ok().never_says("\x1b");
 }
@@ -427,12 +431,114 @@ fn single_paths_are_applied_and_discarded() {
     changes(&sandbox, &["apply", "d/x"]).ok();
     assert_eq!((sandbox.read("a"), sandbox.read("d/x")), ("old\n".into(), "1\n".into()));
     changes(&sandbox, &["discard", "a"]).ok();
-    assert!(changes(&sandbox, &["discard", "a"]).refused(125).err().contains("no changes lie there"));
+    assert!(changes(&sandbox, &["discard", "a"]).refused(125).err().contains("no changes lie at a"));
     assert!(changes(&sandbox, &["apply", "/etc/passwd"]).refused(125).err().contains("is not in"));
     sandbox.sh("cat a d/x d/y").ok().says("old\n1\n2\n");
     changes(&sandbox, &["discard"]).ok();
     assert!(!sandbox.workspace.join("d/y").exists());
     assert!(changes(&sandbox, &["apply"]).refused(125).err().contains("no changes wait"));
+}
+
+#[test]
+fn names_that_match_nothing_are_errors() {
+    let sandbox = overlaid();
+    sandbox.sh("echo x > f; echo x > .envrc").ok();
+    let before = TreeSnapshot::of(&sandbox.workspace);
+    for words in [
+        &["apply", "none"][..],
+        &["apply", "f", "none"],
+        &["diff", "none"],
+        &["apply", "--take-layer", "none"],
+        &["discard", "none"],
+    ] {
+        assert!(changes(&sandbox, words).refused(125).err().contains("no changes lie at none"), "{words:?}");
+    }
+    assert!(changes(&sandbox, &["list", "--layer", "9"]).refused(125).err().contains("there is no layer 9"));
+    assert!(changes(&sandbox, &["list", "--layer", "x"]).refused(125).err().contains("not a number"));
+    let guarded = changes(&sandbox, &["apply", ".envrc"]);
+    assert!(guarded.exits(1).err().contains("nothing was applied: what waits in layer 1 is guarded"), "{}", guarded.report());
+    assert!(guarded.err().contains("1 file guarded, because tools on the host obey it: .envrc; look at it"));
+    before.assert_unchanged(&sandbox.workspace);
+    assert!(changes(&sandbox, &["apply", "f"]).ok().err().contains("1 file applied"));
+    changes(&sandbox, &["list", "--layer", "1"]).ok().says("layer 1 ");
+}
+
+#[test]
+fn files_are_counted_apart_from_git_and_directories() {
+    need!("git");
+    let sandbox = overlaid();
+    repository(&sandbox);
+    let run = sandbox.sh("mkdir -p d/e; echo x > d/e/f; git add .; git commit -qm two; touch .git/index.lock");
+    assert!(run.ok().err().contains("1 file changed (and "), "{}", run.report());
+    changes(&sandbox, &["list"]).ok().says("1 added, 0 changed, 0 deleted (and ");
+    changes(&sandbox, &["diff", "--stat"]).ok().says(" 1 file changed, 1 insertion(+)\n");
+    let applied = changes(&sandbox, &["apply"]);
+    assert!(applied.ok().err().contains("locks of a git that did not end: .git/index.lock"), "{}", applied.report());
+    assert!(!sandbox.workspace.join(".git/index.lock").exists());
+    assert_eq!(sandbox.sh("ls -R . > /dev/null; cat f; git status > /dev/null").ok().err(), "");
+}
+
+#[test]
+fn the_layer_that_is_continued_is_told_when_there_are_several() {
+    let sandbox = overlaid();
+    let mut first = sandbox
+        .inside(["/bin/sh", "-c", "echo 1 > one; echo; sleep 60"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::io::Read::read_exact(first.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+    assert!(!sandbox.sh("echo 2 > two").ok().err().contains("goes on"));
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert!(wait_until(10, || !changes(&sandbox, &["list"]).out().contains("in use")));
+    let run = sandbox.sh("cat two");
+    assert!(run.ok().err().contains("goes on with layer 2, not with layer 1"), "{}", run.report());
+    changes(&sandbox, &["discard", "--layer", "1"]).ok();
+    assert!(!sandbox.sh("cat two").ok().err().contains("goes on with"));
+}
+
+#[test]
+fn commands_in_hints_can_be_pasted() {
+    let sandbox = overlaid();
+    let spaced = sandbox.home.join("with space");
+    fs::create_dir(&spaced).unwrap();
+    let run = run_to_end(sandbox.hermes().args(["run", "--overlay", "--workspace"]).arg(&spaced).args(["--", "touch", "f"]));
+    let hint = run.ok().err().split("hermes-sandbox changes ").nth(1).unwrap().trim().to_owned();
+    assert!(hint.contains("--workspace '"), "{hint}");
+    let mut shell = sandbox.plain_command("sh");
+    shell.args(["-c", &format!("\"$0\" changes {hint} --name-only")]).arg(sandbox.hermes().get_program());
+    run_to_end(&mut shell).ok().says("f\n");
+}
+
+#[test]
+fn what_is_kept_about_other_and_lost_workspaces_is_found_and_removed() {
+    let sandbox = overlaid();
+    let lost = sandbox.home.join("lost");
+    fs::create_dir(&lost).unwrap();
+    let inside = |flag: &str| run_to_end(sandbox.hermes().current_dir(&lost).args(["run", flag, "--", "touch", "f"]));
+    inside("--overlay").ok();
+    inside("--checkpoint").ok();
+    sandbox.sh("touch g").ok();
+    changes(&sandbox, &["list", "--all"]).ok().says(lost.to_str().unwrap()).never_says("deleted or renamed");
+    // What is there is not taken for lost.
+    fs::remove_dir_all(&lost).unwrap();
+    changes(&sandbox, &["list", "--all"]).ok().says("lost  (deleted or renamed)\n  layer 1 ").says("before touch f\n");
+    let discard = || changes(&sandbox, &["discard", "--workspace", lost.to_str().unwrap()]);
+    assert!(discard().ok().err().contains("1 layer and 1 checkpoint discarded"));
+    changes(&sandbox, &["list", "--all"]).ok().never_says("lost").says("layer 1 ");
+    discard().refused(125);
+    changes(&sandbox, &["diff", "--name-only"]).ok().says("g\n");
+}
+
+#[test]
+fn a_plan_says_where_changes_would_wait() {
+    let sandbox = Sandbox::new();
+    let plan = |flags: &[&str]| run_to_end(sandbox.hermes().arg("plan").args(flags));
+    plan(&["--overlay"]).ok().says("would wait in a layer below");
+    plan(&["--checkpoint"]).ok().says("a checkpoint of ").says("would be taken first");
+    plan(&[]).ok().never_says("would wait").never_says("checkpoint");
+    plan(&["--profile", "review", "--checkpoint"]).refused(125);
 }
 
 #[test]

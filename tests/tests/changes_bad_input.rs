@@ -39,8 +39,12 @@ fn what_cannot_be_kept_is_refused_by_name_and_nothing_is_written() {
     fs::create_dir(&state).unwrap();
     let inside = inside.env("XDG_STATE_HOME", &state);
     let refused = inside.sh("echo x > f");
-    assert!(refused.refused(125).err().contains("workspace-overlaid"), "{}", refused.report());
+    assert!(refused.refused(125).err().contains("lies in the workspace"), "{}", refused.report());
+    assert!(refused.err().contains("workspace-overlaid"));
     assert!(!inside.workspace.join("f").exists());
+    let homeless = overlaid().env("HOME", "/nonexistent");
+    let refused = homeless.sh("echo x > f");
+    assert!(refused.refused(125).err().contains("/nonexistent is no directory"), "{}", refused.report());
 
     // A state directory that cannot be written.
     let locked = overlaid().env("XDG_STATE_HOME", "/proc/self");
@@ -50,6 +54,30 @@ fn what_cannot_be_kept_is_refused_by_name_and_nothing_is_written() {
     let ran = accepted.sh("echo x > f; echo RAN");
     ran.says("RAN");
     assert!(!accepted.workspace.join("f").exists());
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_written_can_be_looked_at() {
+    if !is_root() {
+        skip!("needs root to make it read-only");
+    }
+    need!("unshare");
+    let sandbox = overlaid();
+    sandbox.sh("echo x > f").ok();
+    let state = sandbox.home.join(".local/state");
+    let script = format!(
+        "mount --bind '{0}' '{0}' && mount -o remount,ro,bind '{0}' && \"$0\" changes list; \"$0\" changes list --all; \
+         \"$0\" run --overlay -- touch g; echo \"status $?\"",
+        state.display()
+    );
+    let outcome =
+        run_to_end(sandbox.plain_command("unshare").args(["-m", "/bin/sh", "-c", &script]).arg(sandbox.hermes().get_program()));
+    outcome.ok().says("layer 1       20").says("1 added").says("  layer 1 ").says("status 125\n");
+    assert!(
+        outcome.err().contains("cannot be written") && outcome.err().contains("Read-only file system"),
+        "{}",
+        outcome.report()
+    );
 }
 
 #[test]
@@ -223,7 +251,7 @@ fn a_read_only_workspace_is_refused_by_name() {
     let outcome =
         run_to_end(sandbox.plain_command("unshare").args(["-m", "/bin/sh", "-c", &script]).arg(sandbox.hermes().get_program()));
     outcome.ok().says("status 1\n");
-    assert!(outcome.err().contains("d/f: its directory cannot be written: Read-only file system"), "{}", outcome.report());
+    assert!(outcome.err().contains("d/f, n: its directory cannot be written: Read-only file system"), "{}", outcome.report());
     // Writable again, nothing is lost.
     changes(&sandbox, &["apply"]).ok();
     assert_eq!((sandbox.read("d/f"), sandbox.read("n")), ("new\n".into(), "x\n".into()));

@@ -44,7 +44,12 @@ fn whatever_a_job_did_is_undone_and_that_can_be_undone() {
     assert!(changes(&sandbox, &["rollback", "1"]).ok().err().contains("nothing has changed since checkpoint 1"));
     changes(&sandbox, &["rollback", "2"]).ok();
     assert_eq!(sandbox.read("tracked"), "2\n");
-    changes(&sandbox, &["list"]).ok().says("checkpoint 1 ").says("checkpoint 3 ");
+    changes(&sandbox, &["list"])
+        .ok()
+        .says("checkpoint 1 ")
+        .says("  before /bin/sh -c rm untracked")
+        .says("checkpoint 2 ")
+        .says("  before the rollback to 1\n");
 }
 
 #[test]
@@ -54,6 +59,8 @@ fn nothing_starts_when_it_cannot_be_taken() {
     let mut overlay = sandbox.hermes();
     overlay.args(copy.get_args()).args(["--overlay", "--", "touch", "ran"]);
     assert!(run_to_end(&mut overlay).refused(125).err().contains("--checkpoint is for a workspace that is written"));
+    let review = Sandbox::new().flags(["--profile", "review", "--checkpoint"]);
+    assert!(review.sh("true").refused(125).err().contains("this one is read-only"));
     let nowhere = Sandbox::new().flags(["--checkpoint"]).env("XDG_STATE_HOME", "/proc/self");
     nowhere.sh("touch ran").refused(125);
     assert!(!nowhere.workspace.join("ran").exists());

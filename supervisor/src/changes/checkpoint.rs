@@ -21,6 +21,7 @@ use super::journal::{self, Content, Spot, Wish};
 use super::layer::{Part, load, next, now, numbers, remove, store};
 use super::node::{self, Kind, Stamp, Time, same_range};
 use super::order::rank;
+use super::report;
 use super::repository;
 use super::scan::{COARSE, below, unreadable};
 use super::stage;
@@ -66,6 +67,8 @@ struct Place {
 pub(crate) struct Manifest {
     pub(crate) taken: Time,
     pub(crate) parts: Vec<Part>,
+    /// What came after it, for people.
+    pub(crate) why: String,
     items: Vec<Item>,
 }
 
@@ -87,8 +90,14 @@ fn pack_name(number: u32) -> String {
 
 /// The checkpoints of a tree, oldest first.
 pub(crate) fn list(tree: &Tree) -> Vec<(u32, Manifest)> {
-    let about = |number: u32| load(&checkpoints(tree).join(number.to_string()).join("about")).ok().map(|about| (number, about));
-    numbers(&checkpoints(tree)).into_iter().filter_map(about).collect()
+    list_in(&tree.state)
+}
+
+/// The same of what is kept in `state`.
+pub(crate) fn list_in(state: &Path) -> Vec<(u32, Manifest)> {
+    let checkpoints = state.join("checkpoints");
+    let about = |number: u32| load(&checkpoints.join(number.to_string()).join("about")).ok().map(|about| (number, about));
+    numbers(&checkpoints).into_iter().filter_map(about).collect()
 }
 
 /// What a checkpoint cost.
@@ -100,7 +109,7 @@ pub(crate) struct Taken {
 }
 
 /// Takes one of `parts`, leaving out `hidden`, which is ours.
-pub(crate) fn take(held: &Held, parts: &[Part], roots: &[&Root], hidden: Option<&Path>) -> Result<Taken, Error> {
+pub(crate) fn take(held: &Held, parts: &[Part], roots: &[&Root], hidden: Option<&Path>, why: String) -> Result<Taken, Error> {
     let begun = Instant::now();
     let tree = &held.tree;
     let refuse = |e: io::Error| {
@@ -122,7 +131,7 @@ pub(crate) fn take(held: &Held, parts: &[Part], roots: &[&Root], hidden: Option<
     let pack = File::options().read(true).write(true).create_new(true).open(dir.join(pack_name(number))).map_err(refuse)?;
     let mut snapshot = Snapshot { tree, roots, dir: &dir, previous, number, pack, end: 0, buffer: Vec::new(), copied: 0 };
     let outcome = snapshot.fill(&mut items).and_then(|()| {
-        let manifest = Manifest { taken: now(), parts: parts.to_vec(), items };
+        let manifest = Manifest { taken: now(), parts: parts.to_vec(), why, items };
         fault::point();
         rustix::fs::syncfs(File::open(&dir)?)?;
         store(&dir.join("about"), &manifest)?;
@@ -143,8 +152,9 @@ pub(crate) fn take(held: &Held, parts: &[Part], roots: &[&Root], hidden: Option<
         remove(&checkpoints(tree).join(old.to_string()));
     }
     let (took, (files, _)) = (begun.elapsed(), manifest.size());
-    let cost = (took >= SLOW || copied >= BIG)
-        .then(|| format!("checkpoint {number} of {files} files took {:.1} s and {}", took.as_secs_f64(), table::bytes(copied)));
+    let cost = (took >= SLOW || copied >= BIG).then(|| {
+        format!("checkpoint {number} of {} took {:.1} s and {}", report::files(files), took.as_secs_f64(), table::bytes(copied))
+    });
     Ok(Taken { number, cost })
 }
 

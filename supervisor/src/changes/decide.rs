@@ -43,6 +43,8 @@ pub(crate) struct Decision<'a> {
     pub(crate) never: Vec<(&'a Change, &'static str)>,
     /// Already so on the host, or of no use to it: taken out of the layer without a word.
     pub(crate) moot: Vec<&'a Change>,
+    /// Lock files of git, which nobody wants: taken out too, and named.
+    pub(crate) locks: Vec<&'a Change>,
     /// Was not asked for.
     pub(crate) rest: Vec<&'a Change>,
 }
@@ -83,7 +85,7 @@ pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, gu
         }
         let ground = &grounds[change.part];
         if order::is_lock(&change.path, change.part > 0) {
-            decision.moot.push(change);
+            decision.locks.push(change);
         } else if let Some(why) = never(change) {
             decision.never.push((change, why));
         } else if let Some(why) = guarded(change, ground, guard).filter(|_| !wanted.with_guarded) {

@@ -152,8 +152,14 @@ fn refuse(tree: &Tree, error: &io::Error) -> Error {
 /// The layers of a tree, oldest first. Those that are free are held until they are dropped. What a crash left of the
 /// making or the removal of one is swept away.
 pub(crate) fn find(tree: &Tree) -> Vec<Found> {
+    find_in(&tree.state)
+}
+
+/// The same of what is kept in `state`.
+pub(crate) fn find_in(state: &Path) -> Vec<Found> {
+    let layers = state.join("layers");
     let open = |number: u32| {
-        let dir = layers(tree).join(number.to_string());
+        let dir = layers.join(number.to_string());
         let lock = File::open(&dir).ok()?;
         if lock.try_lock().is_err() {
             return Some(Found::Busy(number));
@@ -166,7 +172,13 @@ pub(crate) fn find(tree: &Tree) -> Vec<Found> {
             }
         }
     };
-    numbers(&layers(tree)).into_iter().filter_map(open).collect()
+    numbers(&layers).into_iter().filter_map(open).collect()
+}
+
+/// When the last sandbox with a layer began.
+pub(crate) fn last_begun(state: &Path, number: u32) -> Option<Time> {
+    let about: About = load(&state.join("layers").join(number.to_string()).join("about")).ok()?;
+    about.begun.last().copied()
 }
 
 /// Removes a directory with all that is in it, whatever its modes and depth.

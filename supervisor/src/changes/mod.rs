@@ -11,6 +11,7 @@ mod checkpoint;
 mod command;
 mod decide;
 mod diff;
+mod everywhere;
 mod fault;
 mod guarded;
 mod journal;
@@ -29,4 +30,4 @@ mod tests;
 
 pub(crate) use command::changes;
 pub(crate) use layer::probe;
-pub(crate) use run::{Overlaid, checkpoint, overlay, settle};
+pub(crate) use run::{Overlaid, checkpoint, needs_checkpoint, obstacle, overlay, settle};

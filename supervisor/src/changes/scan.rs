@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 
+use super::journal::Spot;
 use super::layer::{Ground, Layer};
 use super::node::{self, Kind, Stamp, Time};
 use crate::beneath::{Root, by_descriptor};
@@ -42,6 +43,16 @@ pub(crate) struct Change {
 }
 
 impl Change {
+    /// Does it count as a file for people?
+    pub(crate) fn is_file(&self) -> bool {
+        self.after.or(self.before).is_some_and(|stamp| !stamp.is_directory())
+    }
+
+    /// Is it inside a git directory?
+    pub(crate) fn is_in_git(&self) -> bool {
+        self.part > 0 || super::order::in_git(&self.path).is_some_and(|inside| !inside.as_os_str().is_empty())
+    }
+
     pub(crate) fn is_addition(&self) -> bool {
         self.before.is_none()
     }
@@ -83,6 +94,21 @@ struct Walk<'a> {
 /// A directory to look at, and since when one around it hides what the host has there.
 type Open = (PathBuf, Option<Time>);
 type Walked = Result<(), (PathBuf, Errno)>;
+
+impl Scan {
+    /// Refuses names that match nothing.
+    pub(crate) fn must_have(&self, parts: &[super::layer::Part], named: &[Spot]) -> Result<(), Error> {
+        let paths = || {
+            let changes = self.changes.iter().map(|change| (change.part, change.path.as_path()));
+            changes.chain(self.unreachable.iter().map(|(part, path, _)| (*part, path.as_path())))
+        };
+        match named.iter().find(|spot| !paths().any(|(part, path)| part == spot.part && path.starts_with(&spot.path))) {
+            None => Ok(()),
+            Some(spot) => Err(Error::usage(format!("no changes lie at {}", super::report::place(spot, parts)))
+                .hint("`hermes-sandbox changes diff --name-only --all` names those that wait")),
+        }
+    }
+}
 
 impl Walk<'_> {
     fn all(&mut self) -> Walked {

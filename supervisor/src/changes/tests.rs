@@ -328,7 +328,7 @@ fn parts(tree: &Tree) -> Vec<Part> {
 
 fn take(world: &World) -> u32 {
     let held = world.held();
-    checkpoint::take(&held, &parts(&held.tree), &[&held.tree.root], None).unwrap().number
+    checkpoint::take(&held, &parts(&held.tree), &[&held.tree.root], None, String::new()).unwrap().number
 }
 
 fn roll_back(world: &World, number: u32) {
