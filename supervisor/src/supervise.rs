@@ -101,6 +101,9 @@ pub(crate) fn run(
         sandbox.request(&Request::OpenTerminal, &[]).map_err(to_error)?;
         relay = Some(open_terminal(&sandbox, command, &mut guards)?);
     }
+    if !held.is_empty() {
+        crate::changes::await_tick();
+    }
     sandbox.spawn(spawn, &passed).map_err(to_error)?;
     drop(passed);
     let mut session = Session {

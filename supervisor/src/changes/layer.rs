@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hermes_backends::host::Probe;
@@ -78,26 +79,37 @@ pub(crate) fn now() -> Time {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as Time)
 }
 
-/// A moment that every change to a file from now on bears or exceeds, and none from before this process began.
-///
-/// A change time is what the kernel's coarse clock says, which stands still for a tick: a change of a moment ago may bear
-/// the same time as one that comes next. It ticks at the latest every 10 ms (CONFIG_HZ); a process that has computed for
-/// longer than the rest of a tick does not wait.
+/// When this process began, as far as it has been noted.
+static BEGAN: OnceLock<Time> = OnceLock::new();
+
+/// Notes that the process has begun.
+pub(crate) fn note_begin() {
+    BEGAN.get_or_init(now);
+}
+
+/// When the sandbox begins to see the host's files: later than every change before this process began, and no later than
+/// any change after [`await_tick`].
 fn mark() -> Time {
-    let clock = |id| {
-        let at = clock_gettime(id);
-        at.tv_sec.saturating_mul(1_000_000_000).saturating_add(at.tv_nsec)
-    };
-    let began = clock(ClockId::Realtime) - clock(ClockId::ProcessCPUTime);
+    BEGAN.get().copied().unwrap_or_else(now) + 1
+}
+
+/// Waits until the kernel's clock for files has passed [`mark`], before the first process of a sandbox.
+///
+/// A change time is what the kernel's coarse clock says, which stands still for a tick: a change that comes next may bear an
+/// earlier time than this process. It ticks every 10 ms at the latest (CONFIG_HZ), and a start has mostly taken longer.
+pub(crate) fn await_tick() {
+    await_tick_of(mark());
+}
+
+fn await_tick_of(mark: Time) {
     // A clock that is set back meanwhile is not waited for.
     for _ in 0..40 {
-        let ticked = clock(ClockId::RealtimeCoarse);
-        if ticked > began {
-            return ticked;
+        let at = clock_gettime(ClockId::RealtimeCoarse);
+        if at.tv_sec.saturating_mul(1_000_000_000).saturating_add(at.tv_nsec) >= mark {
+            return;
         }
         std::thread::sleep(Duration::from_micros(500));
     }
-    now()
 }
 
 /// Numbers of the directories in `dir`, lowest first.
@@ -243,7 +255,10 @@ impl Layer {
             if Stamp::at(&ground.upper, path).ok().flatten().is_none() {
                 let content = node::content(&ground.lower, path, repository::LONGEST_INDEX).ok().flatten();
                 // What cannot be kept counts as changed later: that asks, and loses nothing.
-                let _ = std::fs::write(&ground.index, content.unwrap_or_default());
+                let _ = match content {
+                    Some(content) => std::fs::write(&ground.index, content),
+                    None => std::fs::remove_file(&ground.index),
+                };
             }
         }
         self.about.begun.push(mark());
@@ -400,7 +415,10 @@ mod tests {
             Stamp::at(&Root::open(dir.path()).unwrap(), Path::new("f")).unwrap().unwrap().changed
         };
         for _ in 0..50 {
-            assert!(mark() <= changed());
+            let (before, mark) = (changed(), now() + 1);
+            assert!(before < mark);
+            await_tick_of(mark);
+            assert!(mark <= changed());
         }
     }
 

@@ -29,5 +29,5 @@ mod stage;
 mod tests;
 
 pub(crate) use command::changes;
-pub(crate) use layer::probe;
+pub(crate) use layer::{await_tick, note_begin, probe};
 pub(crate) use run::{Overlaid, checkpoint, needs_checkpoint, obstacle, overlay, settle};

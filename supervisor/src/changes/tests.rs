@@ -86,6 +86,7 @@ impl World {
         let tree = self.tree();
         let mut layer = Layer::take(&tree, std::slice::from_ref(&tree.path)).unwrap();
         layer.begin(&tree).unwrap();
+        super::await_tick();
         let upper = layer.dir.join("0/upper");
         write(&upper.join("change"), "changed\n");
         write(&upper.join("new"), "new\n");
