@@ -263,6 +263,11 @@ pub(crate) struct QuarantineArgs {
     pub(crate) user: Option<String>,
 }
 
+/// The number of a layer or a checkpoint.
+fn kept_number(text: &str) -> Result<u64, &'static str> {
+    text.parse().map_err(|_| "not a number; `hermes-sandbox changes list` shows them")
+}
+
 /// What to do with changes that wait.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Changes {
@@ -270,6 +275,9 @@ pub(crate) enum Changes {
     List {
         #[command(flatten)]
         of: ChangesOf,
+        /// Of every workspace, also of those that are gone
+        #[arg(long, conflicts_with_all = ["workspace", "layer"])]
+        all: bool,
         /// Print one JSON value
         #[arg(long)]
         json: bool,
@@ -301,14 +309,15 @@ pub(crate) enum Changes {
         /// Only these files and directories
         #[arg(value_name = "PATH")]
         paths: Vec<PathBuf>,
-        /// Take the layer's version of PATH although the workspace changed there too
+        /// Take the layer's version, which the sandbox made, of PATH although the workspace changed there too; the workspace's
+        /// version is lost (`discard PATH` keeps that one)
         #[arg(long, value_name = "PATH")]
-        ours: Vec<PathBuf>,
+        take_layer: Vec<PathBuf>,
         /// Also files that tools of the host execute or obey: git hooks and configuration, .envrc, editor tasks, ...
         #[arg(long)]
         with_guarded: bool,
     },
-    /// Throw changes of a layer away: all, or those that are named
+    /// Throw changes of a layer away: all, or those that are named; of a workspace that is gone checkpoints, too
     Discard {
         #[command(flatten)]
         of: ChangesOf,
@@ -321,6 +330,7 @@ pub(crate) enum Changes {
         #[command(flatten)]
         of: ChangesOf,
         /// Number of the checkpoint [default: the newest one]
+        #[arg(value_parser = kept_number)]
         checkpoint: Option<u64>,
         /// Only say what would be done
         #[arg(long)]
@@ -335,7 +345,7 @@ pub(crate) struct ChangesOf {
     #[arg(short, long, value_name = "DIR")]
     pub(crate) workspace: Option<PathBuf>,
     /// Number of the layer; needed when there are several
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = kept_number)]
     pub(crate) layer: Option<u64>,
     /// Become this user first, as for `run`; only root can ask for it
     #[arg(long, value_name = "NAME")]
@@ -639,6 +649,9 @@ mod tests {
             assert_eq!(missing.hints, ["`hermes-sandbox quarantine list` shows those that there are"], "{verb}");
         }
         assert_eq!(refusal(&["quarantine", "revoke"]).hints, [crate::usage::APPROVALS]);
+        assert_eq!(refusal(&["changes"]).hints, ["`hermes-sandbox changes --help` lists them"]);
+        let number = refusal(&["changes", "rollback", "x"]);
+        assert!(number.message.ends_with("not a number; `hermes-sandbox changes list` shows them"), "{number}");
         assert_eq!(refusal(&["doctor", "x"]).message, "unexpected argument `x`");
         assert_eq!(refusal(&["explain", "path"]).message, "missing <PATH>");
         assert!(parse(Vec::new()).is_err());

@@ -50,6 +50,7 @@ fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|name| engine::is_init(&name)) {
         return engine::init();
     }
+    clock::note_begin();
     let status = start::refuse_borrowed_rights().and_then(|()| dispatch(std::env::args_os().collect()));
     ExitCode::from(status.unwrap_or_else(|error| error.report()))
 }

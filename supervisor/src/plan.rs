@@ -10,6 +10,7 @@ use hermes_profiles::{Network, Policy};
 use serde_json::json;
 
 use crate::args::PlanArgs;
+use crate::changes;
 use crate::error::Error;
 use crate::events;
 use crate::output::{self, clean, path};
@@ -18,13 +19,31 @@ use crate::table::{Row, bytes, field, seconds, section};
 
 /// Prints the plan; 0 when `run` would start, 125 when it would not.
 pub(crate) fn plan(args: &PlanArgs) -> Result<u8, Error> {
-    let prepared = prepare::prepare(&args.policy, &args.command)?;
+    let mut prepared = prepare::prepare(&args.policy, &args.command)?;
+    if args.policy.checkpoint {
+        changes::needs_checkpoint(prepared.policy.workspace_access)?;
+    }
+    if let Some(note) = keeping(&prepared, args.policy.checkpoint) {
+        prepared.notices.push(note);
+    }
     if args.json {
         output::print_json(&as_json(&prepared)?)?;
     } else {
         output::print(&as_text(&prepared, args.policy.verbose))?;
     }
     Ok(if prepared.plan.fatal().next().is_some() { 125 } else { 0 })
+}
+
+/// What a run would keep in the state directory.
+fn keeping(prepared: &Prepared, checkpoint: bool) -> Option<String> {
+    let state = path(&prepared.caller.state_dir.as_ref()?.join("trees"));
+    let tree = path(&prepared.trees[0]);
+    let layer = prepared.plan.mounts.iter().any(|step| matches!(step, MountStep::Overlay { layer: Layer::Planned, .. }));
+    match (layer, checkpoint) {
+        (true, _) => Some(format!("changes to {tree} would wait in a layer below {state}: see `hermes-sandbox changes list`")),
+        (_, true) => Some(format!("a checkpoint of {tree} would be taken first, below {state}")),
+        _ => None,
+    }
 }
 
 /// Variables by name alone: a plan is shown to people and kept in logs.

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use hermes_backends::compile::Kept;
 use hermes_backends::host::{Host, Probe, UsernsCause};
-use hermes_backends::plan::{Layer, MountStep, Plan, Tier};
+use hermes_backends::plan::{Layer, Lost, MountStep, Plan, Tier};
 use hermes_backends::survey::Survey;
 use hermes_profiles::environment::{self, Environment};
-use hermes_profiles::{Access, Caller, Policy};
+use hermes_profiles::{Access, Caller, Guarantee, Policy};
 
 use crate::args::PolicyArgs;
 use crate::changes::{self, Overlaid};
@@ -64,7 +64,14 @@ pub(crate) fn prepare(args: &PolicyArgs, command: &[OsString]) -> Result<Prepare
     };
     let planned: Vec<_> = trees.iter().map(|tree| (tree.clone(), Layer::Planned)).collect();
     let kept = keeps.as_ref().map(|works| Kept { trees: &planned, works });
-    let plan = engine::compile(&policy, &host, &survey, args, &caller, Places { kept, ..Places::default() })?;
+    let mut plan = engine::compile(&policy, &host, &survey, args, &caller, Places { kept, ..Places::default() })?;
+    let unkept = |lost: &&mut Lost| lost.guarantee == Guarantee::WorkspaceOverlaid;
+    if plan.tier == Tier::Namespaces
+        && let Some(lost) = plan.lost.iter_mut().find(unkept)
+        && let Some((reason, remedy)) = changes::obstacle(&caller, &trees[0])
+    {
+        (lost.reason, lost.remedy) = (reason, remedy);
+    }
     Ok(Prepared { caller, policy, host, survey, plan, environment, trees, keeps, notices: resolved.notices })
 }
 

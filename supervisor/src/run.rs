@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use hermes_profiles::{Access, Guarantee};
+use hermes_profiles::Guarantee;
 
 use crate::args::RunArgs;
 use crate::changes::{self, Overlaid};
@@ -37,11 +37,8 @@ fn start(args: RunArgs, log: &mut Log) -> Result<u8, Error> {
     prepared.refuse_lost()?;
     settle(&prepared, log)?;
     if args.policy.checkpoint {
-        if prepared.policy.workspace_access == Access::Overlay {
-            return Err(Error::usage("--checkpoint is for a workspace that is written; this one is copy-on-write")
-                .hint("leave it out: `hermes-sandbox changes discard` takes every change back"));
-        }
-        changes::checkpoint(&prepared.caller, &prepared.trees)?;
+        changes::needs_checkpoint(prepared.policy.workspace_access)?;
+        changes::checkpoint(&prepared.caller, &prepared.trees, &args.command)?;
     }
     let _scratch = prepared.make_scratch(&args.policy)?;
     let overlaid = prepared.take_layer(&args.policy)?;

@@ -21,6 +21,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::Pid;
 
+use crate::clock;
 use crate::error::{Error, Kind};
 use crate::events::{Event, Log};
 use crate::guard::Guards;
@@ -100,6 +101,9 @@ pub(crate) fn run(
     if terminal {
         sandbox.request(&Request::OpenTerminal, &[]).map_err(to_error)?;
         relay = Some(open_terminal(&sandbox, command, &mut guards)?);
+    }
+    if !held.is_empty() {
+        clock::await_tick();
     }
     sandbox.spawn(spawn, &passed).map_err(to_error)?;
     drop(passed);

@@ -25,14 +25,14 @@ fn changes_wait_and_go_on_until_they_are_applied() {
     let_files_age();
     let before = TreeSnapshot::of(&sandbox.workspace);
     let first = sandbox.sh("echo more >> old; rm gone; mkdir -p new/dir; echo x > new/dir/f; chmod 750 new/dir/f");
-    assert!(first.ok().err().contains("changed: hermes-sandbox changes diff"), "{}", first.report());
+    assert!(first.ok().err().contains("3 files changed in layer 1: hermes-sandbox changes diff"), "{}", first.report());
     before.assert_unchanged(&sandbox.workspace);
     sandbox.sh("cat old new/dir/f; ls; echo y >> new/dir/f").ok().says("old\nmore\nx\n").never_says("gone");
     before.assert_unchanged(&sandbox.workspace);
-    sandbox.changes(&["list"]).ok().says("layer 1 ").says("added, 1 changed, 1 deleted");
+    sandbox.changes(&["list"]).ok().says("layer 1 ").says("1 added, 1 changed, 1 deleted\n");
     sandbox.changes(&["diff", "--name-only"]).ok().says("gone\nnew/dir/f\nold\n");
     let applied = sandbox.changes(&["apply"]);
-    assert!(applied.ok().err().contains("5 files applied"), "{}", applied.report());
+    assert!(applied.ok().err().contains("3 files applied"), "{}", applied.report());
     assert_eq!((sandbox.read("old"), sandbox.read("new/dir/f")), ("old\nmore\n".into(), "x\ny\n".into()));
     assert!(!sandbox.workspace.join("gone").exists());
     let meta = fs::metadata(sandbox.workspace.join("new/dir/f")).unwrap();
@@ -138,7 +138,12 @@ fn binary_files_differ_and_are_counted_as_such() {
         .says("Binary files a/b and b/b differ")
         .says("Binary files /dev/null and b/n differ")
         .never_says("\0");
-    sandbox.changes(&["diff", "--stat"]).ok().says(" b | Bin\n").says(" t |   2 ++\n").says("3 files changed, 2 insertions(+)");
+    sandbox
+        .changes(&["diff", "--stat"])
+        .ok()
+        .says(" b | Bin\n")
+        .says(" t |   2 ++\n")
+        .says(" 3 files changed, 2 insertions(+)\n");
     sandbox.changes(&["diff", "t", "--color", "always"]).ok().says("\x1b[32m+l1\x1b[m\n").never_says("a/b");
     sandbox.changes(&["diff", "t"]).ok().never_says("\x1b");
 }
@@ -243,7 +248,7 @@ fn a_host_that_changed_the_same_is_asked() {
     assert!(err.contains("gone: host: deleted"), "{err}");
     assert!(err.contains("nothing was applied: 2 files refused"), "{err}");
     before.assert_unchanged(&sandbox.workspace);
-    assert!(sandbox.changes(&["apply", "--ours", "both", "--ours", "gone"]).ok().err().contains("3 files applied"));
+    assert!(sandbox.changes(&["apply", "--take-layer", "both", "--take-layer", "gone"]).ok().err().contains("3 files applied"));
     assert_eq!((sandbox.read("both"), sandbox.read("gone")), ("job\n".into(), "base\njob\n".into()));
     // A layer that goes on after the host's change has seen it.
     sandbox.write("mine", "host\n");
@@ -251,6 +256,125 @@ fn a_host_that_changed_the_same_is_asked() {
     sandbox.sh("echo job >> mine").ok();
     sandbox.changes(&["apply"]).ok();
     assert_eq!(sandbox.read("mine"), "host\njob\n");
+}
+
+#[test]
+fn what_the_host_changed_a_moment_before_is_no_conflict() {
+    for round in 0..8 {
+        let sandbox = Sandbox::overlaid();
+        sandbox.write("made", "host\n");
+        sandbox.write("gone", "host\n");
+        sandbox.sh("echo job >> made; rm gone").ok();
+        let applied = sandbox.changes(&["apply"]);
+        assert_eq!(applied.code(), 0, "round {round}: {}", applied.report());
+        // And a moment after is one: the same files, the same commands.
+        sandbox.write("made", "host\n");
+        sandbox.sh("echo job >> made").ok();
+        sandbox.write("made", "again\n");
+        assert!(sandbox.changes(&["apply"]).exits(1).err().contains("made: host: changed"), "round {round}");
+    }
+}
+
+/// A repository with one commit of `f`.
+fn repository(sandbox: &Sandbox) {
+    git(sandbox, &["init", "-q", "."]).ok();
+    for name in ["user.name", "user.email"] {
+        git(sandbox, &["config", name, "t@example.com"]).ok();
+    }
+    sandbox.write("f", "1\n");
+    git(sandbox, &["add", "f"]).ok();
+    git(sandbox, &["commit", "-qm", "first"]).ok();
+}
+
+#[test]
+fn a_newer_measurement_of_the_index_is_no_change() {
+    need!("git");
+    let sandbox = Sandbox::overlaid();
+    repository(&sandbox);
+    let refresh = || {
+        fs::remove_file(sandbox.workspace.join("f")).unwrap();
+        git(&sandbox, &["checkout", "-q", "f"]).ok();
+        let index = fs::metadata(sandbox.workspace.join(".git/index")).unwrap().ino();
+        sandbox.write("f", "1\n");
+        git(&sandbox, &["status"]).ok();
+        assert_ne!(fs::metadata(sandbox.workspace.join(".git/index")).unwrap().ino(), index, "it was written");
+    };
+    sandbox.sh("echo 1 > new; git add new; git commit -qm second").ok();
+    refresh();
+    sandbox.changes(&["apply"]).ok();
+    assert!(git(&sandbox, &["log", "--oneline"]).ok().out().contains("second"));
+    assert_eq!(git(&sandbox, &["status", "--short"]).ok().out(), "");
+    git(&sandbox, &["fsck", "--strict"]).ok();
+    // What the host staged is a change.
+    sandbox.sh("echo 2 > new; git commit -qam third").ok();
+    sandbox.write("staged", "x\n");
+    git(&sandbox, &["add", "staged"]).ok();
+    assert!(sandbox.changes(&["apply"]).exits(1).err().contains("both sides changed HEAD, index or refs"));
+    sandbox.changes(&["discard"]).ok();
+    // Both sides only looked.
+    sandbox.sh("touch f; git status; echo y > y").ok();
+    refresh();
+    sandbox.write("staged2", "x\n");
+    git(&sandbox, &["add", "staged2"]).ok();
+    assert!(sandbox.changes(&["apply", "y"]).ok().err().contains("1 file applied"));
+}
+
+#[test]
+fn a_repository_that_both_sides_changed_is_not_mixed() {
+    need!("git");
+    let sandbox = Sandbox::overlaid();
+    repository(&sandbox);
+    sandbox.sh("echo job > job; git add job; git commit -qm job").ok();
+    git(&sandbox, &["checkout", "-qb", "host"]).ok();
+    sandbox.write("host", "host\n");
+    git(&sandbox, &["add", "host"]).ok();
+    git(&sandbox, &["commit", "-qm", "host"]).ok();
+    let before = TreeSnapshot::of(&sandbox.workspace);
+    let refused = sandbox.changes(&["apply"]);
+    let err = refused.exits(1).err();
+    assert!(err.contains("both sides changed HEAD, index or refs") && err.contains("git merge"), "{err}");
+    // The layer has no HEAD, so its index and refs cannot be taken either, nor pieces of them.
+    sandbox.changes(&["apply", "--take-layer", ".git"]).exits(1);
+    for piece in [".git/index", ".git/refs"] {
+        assert!(sandbox.changes(&["apply", piece, "--take-layer", piece]).exits(1).err().contains("go together"), "{piece}");
+    }
+    before.assert_unchanged(&sandbox.workspace);
+    // The way that the hint shows.
+    let id = err.split("the layer's main is ").nth(1).unwrap()[..40].to_owned();
+    sandbox.changes(&["apply", ".git/objects"]).ok();
+    git(&sandbox, &["merge", "-q", "--no-edit", &id]).ok();
+    assert_eq!((sandbox.read("job"), sandbox.read("host")), ("job\n".into(), "host\n".into()));
+    git(&sandbox, &["fsck", "--strict"]).ok();
+    sandbox.changes(&["discard"]).ok();
+    // Both on the same branch: all of the layer's can be taken.
+    sandbox.sh("echo 2 > job; git commit -qam two").ok();
+    sandbox.write("host", "2\n");
+    git(&sandbox, &["commit", "-qam", "host two"]).ok();
+    sandbox.changes(&["apply"]).exits(1);
+    sandbox.changes(&["apply", "--take-layer", ".git"]).ok();
+    assert!(git(&sandbox, &["log", "-1", "--format=%s"]).ok().out().contains("two"));
+    git(&sandbox, &["fsck", "--strict"]).ok();
+}
+
+#[test]
+fn what_the_host_made_or_replaced_is_told_in_these_words() {
+    let sandbox = Sandbox::overlaid();
+    for name in ["replaced", "changed"] {
+        sandbox.write(name, "base\n");
+    }
+    sandbox.sh("echo job > replaced; echo job > changed; echo job > made; echo job > same").ok();
+    let other = sandbox.write("other", "host\n");
+    fs::rename(other, sandbox.workspace.join("replaced")).unwrap();
+    sandbox.write("changed", "host\n");
+    sandbox.write("made", "host\n");
+    // The same on both sides is no conflict.
+    sandbox.write("same", "job\n");
+    let refused = sandbox.changes(&["apply"]);
+    let err = refused.exits(1).err();
+    for word in ["replaced", "changed", "made"] {
+        assert!(err.contains(&format!("{word}: host: {word} since")), "{err}");
+    }
+    assert!(!err.contains("same:") && err.contains("changes diff PATH") && err.contains("3 files refused"), "{err}");
 }
 
 #[test]
@@ -313,12 +437,114 @@ fn single_paths_are_applied_and_discarded() {
     sandbox.changes(&["apply", "d/x"]).ok();
     assert_eq!((sandbox.read("a"), sandbox.read("d/x")), ("old\n".into(), "1\n".into()));
     sandbox.changes(&["discard", "a"]).ok();
-    assert!(sandbox.changes(&["discard", "a"]).refused(125).err().contains("no changes lie there"));
+    assert!(sandbox.changes(&["discard", "a"]).refused(125).err().contains("no changes lie at a"));
     assert!(sandbox.changes(&["apply", "/etc/passwd"]).refused(125).err().contains("is not in"));
     sandbox.sh("cat a d/x d/y").ok().says("old\n1\n2\n");
     sandbox.changes(&["discard"]).ok();
     assert!(!sandbox.workspace.join("d/y").exists());
     assert!(sandbox.changes(&["apply"]).refused(125).err().contains("no changes wait"));
+}
+
+#[test]
+fn names_that_match_nothing_are_errors() {
+    let sandbox = Sandbox::overlaid();
+    sandbox.sh("echo x > f; echo x > .envrc").ok();
+    let before = TreeSnapshot::of(&sandbox.workspace);
+    for words in [
+        &["apply", "none"][..],
+        &["apply", "f", "none"],
+        &["diff", "none"],
+        &["apply", "--take-layer", "none"],
+        &["discard", "none"],
+    ] {
+        assert!(sandbox.changes(words).refused(125).err().contains("no changes lie at none"), "{words:?}");
+    }
+    assert!(sandbox.changes(&["list", "--layer", "9"]).refused(125).err().contains("there is no layer 9"));
+    assert!(sandbox.changes(&["list", "--layer", "x"]).refused(125).err().contains("not a number"));
+    let guarded = sandbox.changes(&["apply", ".envrc"]);
+    assert!(guarded.exits(1).err().contains("nothing was applied: what waits in layer 1 is guarded"), "{}", guarded.report());
+    assert!(guarded.err().contains("1 file guarded, because tools on the host obey it: .envrc; look at it"));
+    before.assert_unchanged(&sandbox.workspace);
+    assert!(sandbox.changes(&["apply", "f"]).ok().err().contains("1 file applied"));
+    sandbox.changes(&["list", "--layer", "1"]).ok().says("layer 1 ");
+}
+
+#[test]
+fn files_are_counted_apart_from_git_and_directories() {
+    need!("git");
+    let sandbox = Sandbox::overlaid();
+    repository(&sandbox);
+    let run = sandbox.sh("mkdir -p d/e; echo x > d/e/f; git add .; git commit -qm two; touch .git/index.lock");
+    assert!(run.ok().err().contains("1 file changed (and "), "{}", run.report());
+    sandbox.changes(&["list"]).ok().says("1 added, 0 changed, 0 deleted (and ");
+    sandbox.changes(&["diff", "--stat"]).ok().says(" 1 file changed, 1 insertion(+)\n");
+    let applied = sandbox.changes(&["apply"]);
+    assert!(applied.ok().err().contains("locks of a git that did not end: .git/index.lock"), "{}", applied.report());
+    assert!(!sandbox.workspace.join(".git/index.lock").exists());
+    assert_eq!(sandbox.sh("ls -R . > /dev/null; cat f; git status > /dev/null").ok().err(), "");
+}
+
+#[test]
+fn the_layer_that_is_continued_is_told_when_there_are_several() {
+    let sandbox = Sandbox::overlaid();
+    let mut first = sandbox
+        .inside(["/bin/sh", "-c", "echo 1 > one; echo; sleep 60"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::io::Read::read_exact(first.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+    assert!(!sandbox.sh("echo 2 > two").ok().err().contains("goes on"));
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert!(wait_until(10, || !sandbox.changes(&["list"]).out().contains("in use")));
+    let run = sandbox.sh("cat two");
+    assert!(run.ok().err().contains("goes on with layer 2, not with layer 1"), "{}", run.report());
+    sandbox.changes(&["discard", "--layer", "1"]).ok();
+    assert!(!sandbox.sh("cat two").ok().err().contains("goes on with"));
+}
+
+#[test]
+fn commands_in_hints_can_be_pasted() {
+    let sandbox = Sandbox::overlaid();
+    let spaced = sandbox.home.join("with space");
+    fs::create_dir(&spaced).unwrap();
+    let run = run_to_end(sandbox.hermes().args(["run", "--overlay", "--workspace"]).arg(&spaced).args(["--", "touch", "f"]));
+    let hint = run.ok().err().split("hermes-sandbox changes ").nth(1).unwrap().trim().to_owned();
+    assert!(hint.contains("--workspace '"), "{hint}");
+    let mut shell = sandbox.plain_command("sh");
+    shell.args(["-c", &format!("\"$0\" changes {hint} --name-only")]).arg(sandbox.hermes().get_program());
+    run_to_end(&mut shell).ok().says("f\n");
+}
+
+#[test]
+fn what_is_kept_about_other_and_lost_workspaces_is_found_and_removed() {
+    let sandbox = Sandbox::overlaid();
+    let lost = sandbox.home.join("lost");
+    fs::create_dir(&lost).unwrap();
+    let inside = |flag: &str| run_to_end(sandbox.hermes().current_dir(&lost).args(["run", flag, "--", "touch", "f"]));
+    inside("--overlay").ok();
+    inside("--checkpoint").ok();
+    sandbox.sh("touch g").ok();
+    sandbox.changes(&["list", "--all"]).ok().says(lost.to_str().unwrap()).never_says("deleted or renamed");
+    // What is there is not taken for lost.
+    fs::remove_dir_all(&lost).unwrap();
+    sandbox.changes(&["list", "--all"]).ok().says("lost  (deleted or renamed)\n  layer 1 ").says("before touch f\n");
+    let discard = || sandbox.changes(&["discard", "--workspace", lost.to_str().unwrap()]);
+    assert!(discard().ok().err().contains("1 layer and 1 checkpoint discarded"));
+    sandbox.changes(&["list", "--all"]).ok().never_says("lost").says("layer 1 ");
+    discard().refused(125);
+    sandbox.changes(&["diff", "--name-only"]).ok().says("g\n");
+}
+
+#[test]
+fn a_plan_says_where_changes_would_wait() {
+    let sandbox = Sandbox::new();
+    let plan = |flags: &[&str]| run_to_end(sandbox.hermes().arg("plan").args(flags));
+    plan(&["--overlay"]).ok().says("would wait in a layer below");
+    plan(&["--checkpoint"]).ok().says("a checkpoint of ").says("would be taken first");
+    plan(&[]).ok().never_says("would wait").never_says("checkpoint");
+    plan(&["--profile", "review", "--checkpoint"]).refused(125);
 }
 
 #[test]

@@ -25,8 +25,12 @@ fn what_cannot_be_kept_is_refused_by_name_and_nothing_is_written() {
     fs::create_dir(&state).unwrap();
     let inside = inside.env("XDG_STATE_HOME", &state);
     let refused = inside.sh("echo x > f");
-    assert!(refused.refused(125).err().contains("workspace-overlaid"), "{}", refused.report());
+    assert!(refused.refused(125).err().contains("lies in the workspace"), "{}", refused.report());
+    assert!(refused.err().contains("workspace-overlaid"));
     assert!(!inside.workspace.join("f").exists());
+    let homeless = Sandbox::overlaid().env("HOME", "/nonexistent");
+    let refused = homeless.sh("echo x > f");
+    assert!(refused.refused(125).err().contains("/nonexistent is no directory"), "{}", refused.report());
 
     // A state directory that cannot be written.
     let locked = Sandbox::overlaid().env("XDG_STATE_HOME", "/proc/self");
@@ -36,6 +40,30 @@ fn what_cannot_be_kept_is_refused_by_name_and_nothing_is_written() {
     let ran = accepted.sh("echo x > f; echo RAN");
     ran.says("RAN");
     assert!(!accepted.workspace.join("f").exists());
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_written_can_be_looked_at() {
+    if !is_root() {
+        skip!("needs root to make it read-only");
+    }
+    need!("unshare");
+    let sandbox = Sandbox::overlaid();
+    sandbox.sh("echo x > f").ok();
+    let state = sandbox.home.join(".local/state");
+    let script = format!(
+        "mount --bind '{0}' '{0}' && mount -o remount,ro,bind '{0}' && \"$0\" changes list; \"$0\" changes list --all; \
+         \"$0\" run --overlay -- touch g; echo \"status $?\"",
+        state.display()
+    );
+    let outcome =
+        run_to_end(sandbox.plain_command("unshare").args(["-m", "/bin/sh", "-c", &script]).arg(sandbox.hermes().get_program()));
+    outcome.ok().says("layer 1       20").says("1 added").says("  layer 1 ").says("status 125\n");
+    assert!(
+        outcome.err().contains("cannot be written") && outcome.err().contains("Read-only file system"),
+        "{}",
+        outcome.report()
+    );
 }
 
 #[test]
@@ -156,7 +184,7 @@ fn what_the_host_does_not_let_change_is_refused_by_name() {
         assert!(named.exits(1).err().contains("1 file applied"), "{}", named.report());
         assert_eq!((sandbox.read("free"), sandbox.read("locked/f")), ("new\n".into(), "old\n".into()));
         // The bit itself was a change by the host.
-        sandbox.changes(&["apply", "--ours", "locked/f"]).ok();
+        sandbox.changes(&["apply", "--take-layer", "locked/f"]).ok();
     } else {
         // Its owner can give himself the right, and takes it away again.
         sandbox.changes(&["apply"]).ok();
@@ -209,7 +237,7 @@ fn a_read_only_workspace_is_refused_by_name() {
     let outcome =
         run_to_end(sandbox.plain_command("unshare").args(["-m", "/bin/sh", "-c", &script]).arg(sandbox.hermes().get_program()));
     outcome.ok().says("status 1\n");
-    assert!(outcome.err().contains("d/f: its directory cannot be written: Read-only file system"), "{}", outcome.report());
+    assert!(outcome.err().contains("d/f, n: its directory cannot be written: Read-only file system"), "{}", outcome.report());
     // Writable again, nothing is lost.
     sandbox.changes(&["apply"]).ok();
     assert_eq!((sandbox.read("d/f"), sandbox.read("n")), ("new\n".into(), "x\n".into()));

@@ -40,7 +40,13 @@ fn whatever_a_job_did_is_undone_and_that_can_be_undone() {
     assert!(sandbox.changes(&["rollback", "1"]).ok().err().contains("nothing has changed since checkpoint 1"));
     sandbox.changes(&["rollback", "2"]).ok();
     assert_eq!(sandbox.read("tracked"), "2\n");
-    sandbox.changes(&["list"]).ok().says("checkpoint 1 ").says("checkpoint 3 ");
+    sandbox
+        .changes(&["list"])
+        .ok()
+        .says("checkpoint 1 ")
+        .says("  before /bin/sh -c rm untracked")
+        .says("checkpoint 2 ")
+        .says("  before the rollback to 1\n");
 }
 
 #[test]
@@ -50,6 +56,8 @@ fn nothing_starts_when_it_cannot_be_taken() {
     let mut overlay = sandbox.hermes();
     overlay.args(copy.get_args()).args(["--overlay", "--", "touch", "ran"]);
     assert!(run_to_end(&mut overlay).refused(125).err().contains("--checkpoint is for a workspace that is written"));
+    let review = Sandbox::new().flags(["--profile", "review", "--checkpoint"]);
+    assert!(review.sh("true").refused(125).err().contains("this one is read-only"));
     let nowhere = Sandbox::new().flags(["--checkpoint"]).env("XDG_STATE_HOME", "/proc/self");
     nowhere.sh("touch ran").refused(125);
     assert!(!nowhere.workspace.join("ran").exists());
@@ -117,4 +125,44 @@ fn random_sessions_are_undone() {
         sandbox.changes(&["rollback"]).ok();
         assert_eq!(inside.out(), sandbox.plain_python(&session).out(), "seed {seed}: and back again");
     }
+}
+
+#[test]
+fn a_linked_worktree_brings_back_its_own_and_leaves_what_is_shared() {
+    need!("git");
+    let sandbox = Sandbox::new();
+    let linked = sandbox.home.join("linked");
+    let git = |at: &std::path::Path, args: &[&str]| {
+        let identity = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "init.defaultBranch=main"];
+        run_to_end(sandbox.plain_command("git").current_dir(at).args(identity).args(args))
+    };
+    let main = sandbox.workspace.as_path();
+    git(main, &["init", "-q", "."]).ok();
+    sandbox.write("f", "1\n");
+    git(main, &["add", "f"]).ok();
+    git(main, &["commit", "-qm", "first"]).ok();
+    git(main, &["worktree", "add", "-q", linked.to_str().unwrap()]).ok();
+    let own = main.join(".git/worktrees/linked");
+    let before = (fs::read(own.join("index")).unwrap(), fs::read(own.join("HEAD")).unwrap());
+    let inside = |words: &[&str]| run_to_end(sandbox.hermes().current_dir(&linked).args(words));
+    let script =
+        "echo 2 > f; git add f; git checkout -q --detach; find $(git rev-parse --git-common-dir)/objects -type f -delete";
+    inside(&["run", "--checkpoint", "--", "/bin/sh", "-c", script]).ok();
+    // Meanwhile the user commits in the main worktree.
+    git(main, &["commit", "-q", "--allow-empty", "-m", "of the user"]).exits(128);
+    sandbox.write(".git/refs/heads/users", fs::read_to_string(main.join(".git/refs/heads/main")).unwrap());
+    let dry = inside(&["changes", "rollback", "--dry-run"]);
+    let index = format!("restore {}\n", own.join("index").display());
+    dry.ok().says("restore f\n").says(&index).never_says("refs/heads/users");
+    let back = inside(&["changes", "rollback"]);
+    assert!(back.ok().err().contains("is left as it is"), "{}", back.report());
+    assert_eq!(before, (fs::read(own.join("index")).unwrap(), fs::read(own.join("HEAD")).unwrap()));
+    assert_eq!(fs::read_to_string(linked.join("f")).unwrap(), "1\n");
+    assert!(main.join(".git/refs/heads/users").exists(), "what is shared stays");
+    // And what was lost of it is back.
+    git(main, &["fsck", "--strict"]).ok();
+    git(main, &["commit", "-q", "--allow-empty", "-m", "of the user"]).ok();
+    inside(&["changes", "rollback", "1"]).ok();
+    assert!(git(main, &["log", "--oneline"]).ok().out().contains("of the user"));
+    assert!(inside(&["changes", "rollback", "1", "--dry-run"]).ok().err().contains("nothing has changed since checkpoint 1"));
 }

@@ -20,14 +20,19 @@ use crate::state::{self, Tree};
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) tree: Tree,
-    _lock: File,
+    _lock: Option<File>,
 }
 
 impl Held {
+    /// Only to be looked at: others may work on it.
+    pub(crate) fn unlocked(tree: Tree) -> Self {
+        Self { tree, _lock: None }
+    }
+
     /// Waits for other commands on the tree, and finishes what a killed one left.
     pub(crate) fn new(tree: Tree) -> Result<(Self, Failed), Error> {
         let lock = state::lock(&tree.state)?;
-        let held = Self { tree, _lock: lock };
+        let held = Self { tree, _lock: Some(lock) };
         let failed = match journal::recover(&held.tree)? {
             Some(journal) => complete(&held.tree, journal)?,
             None => Failed::new(),
@@ -98,11 +103,12 @@ fn spot(change: &Change) -> Spot {
 /// What became of an attempt to apply.
 #[derive(Debug, Default)]
 pub(crate) struct Applied {
-    /// How many changes went to the host.
+    /// How many files went to the host.
     pub(crate) done: usize,
     pub(crate) refused: Vec<(Spot, String)>,
     pub(crate) guarded: Vec<(Spot, String)>,
     pub(crate) never: Vec<(Spot, &'static str)>,
+    pub(crate) locks: Vec<Spot>,
     /// Something was refused, and so nothing was done.
     pub(crate) nothing: bool,
     /// Something still waits in the layer.
@@ -113,6 +119,8 @@ pub(crate) struct Applied {
 pub(crate) fn apply(held: &Held, layer: Layer, wanted: &Wanted) -> Result<Applied, Error> {
     let tree = &held.tree;
     let (found, grounds) = scan(&layer, tree)?;
+    found.must_have(&layer.about.parts, &wanted.paths)?;
+    found.must_have(&layer.about.parts, &wanted.take)?;
     let decision = with_shipped(&tree.path, |rules| decide(&found, &grounds, wanted, rules));
     let mut applied = told(&decision, &found);
     applied.nothing = !decision.refused.is_empty() && wanted.paths.is_empty();
@@ -120,7 +128,7 @@ pub(crate) fn apply(held: &Held, layer: Layer, wanted: &Wanted) -> Result<Applie
         applied.left = true;
         return Ok(applied);
     }
-    let settled: Vec<Spot> = decision.go.iter().chain(&decision.moot).map(|change| spot(change)).collect();
+    let settled: Vec<Spot> = decision.go.iter().chain(&decision.moot).chain(&decision.locks).map(|change| spot(change)).collect();
     if !settled.is_empty() {
         let staying = decision.rest.iter().copied();
         let staying = staying.chain(decision.refused.iter().map(|(change, _)| *change));
@@ -140,12 +148,12 @@ pub(crate) fn apply(held: &Held, layer: Layer, wanted: &Wanted) -> Result<Applie
         });
         let roots: Vec<&Root> = grounds.iter().map(|ground| &ground.lower).collect();
         let journal = journal::begin(tree, &layer.about.parts, &roots, wishes.collect(), aftermath)?;
-        let total = decision.go.len();
+        let going: Vec<Spot> = decision.go.iter().filter(|change| change.is_file()).map(|change| spot(change)).collect();
         let number = layer.number;
         // The same way as after a crash, which takes the layer itself.
         drop(layer);
         let failed = complete(tree, journal)?;
-        applied.done = total - failed.len().min(total);
+        applied.done = going.iter().filter(|spot| !failed.contains_key(spot)).count();
         applied.refused.extend(failed);
         applied.left = free(tree, number).is_some();
         return Ok(applied);
@@ -160,6 +168,7 @@ fn told(decision: &Decision<'_>, found: &Scan) -> Applied {
         refused: decision.refused.iter().map(|(change, why)| (spot(change), why.clone())).chain(unreachable).collect(),
         guarded: decision.guarded.iter().map(|(change, why)| (spot(change), why.clone())).collect(),
         never: decision.never.iter().map(|(change, why)| (spot(change), *why)).collect(),
+        locks: decision.locks.iter().map(|change| spot(change)).collect(),
         ..Applied::default()
     }
 }
@@ -180,11 +189,12 @@ pub(crate) fn tidy(layer: Layer, tree: &Tree) -> Result<bool, Error> {
 pub(crate) fn discard(held: &Held, layer: Layer, paths: &[Spot]) -> Result<usize, Error> {
     let tree = &held.tree;
     if paths.is_empty() {
-        let number = scan(&layer, tree).map_or(0, |(found, _)| found.changes.len());
+        let number = scan(&layer, tree).map_or(0, |(found, _)| found.changes.iter().filter(|change| change.is_file()).count());
         layer.discard();
         return Ok(number);
     }
     let (found, grounds) = scan(&layer, tree)?;
+    found.must_have(&layer.about.parts, paths)?;
     let (gone, stay): (Vec<&Change>, Vec<&Change>) =
         found.changes.iter().partition(|change| covered(paths, change.part, &change.path));
     for change in gone.iter().filter(|change| change.is_deletion()) {
@@ -203,8 +213,9 @@ pub(crate) fn discard(held: &Held, layer: Layer, paths: &[Spot]) -> Result<usize
         }
     }
     let spots: Vec<Spot> = gone.iter().map(|change| spot(change)).collect();
+    let files = gone.iter().filter(|change| change.is_file()).count();
     let open: Vec<Spot> = stay.iter().filter(|change| change.is_deletion()).map(|change| spot(change)).collect();
     take_out(&layer, tree, &spots.iter().collect::<Vec<_>>(), &open.iter().collect::<Vec<_>>())?;
     tidy(layer, tree)?;
-    Ok(spots.len())
+    Ok(files)
 }

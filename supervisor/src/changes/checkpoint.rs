@@ -17,10 +17,12 @@ use serde::{Deserialize, Serialize};
 
 use super::apply::Held;
 use super::fault;
-use super::journal::{self, Content, Wish};
+use super::journal::{self, Content, Spot, Wish};
 use super::layer::{Part, remove};
 use super::node::{self, Kind, Stamp, same_range};
 use super::order::rank;
+use super::report;
+use super::repository;
 use super::scan::{below, unreadable};
 use super::stage;
 use crate::beneath::Root;
@@ -66,6 +68,8 @@ struct Place {
 pub(crate) struct Manifest {
     pub(crate) taken: Time,
     pub(crate) parts: Vec<Part>,
+    /// What came after it, for people.
+    pub(crate) why: String,
     items: Vec<Item>,
 }
 
@@ -87,9 +91,20 @@ fn pack_name(number: u64) -> String {
 
 /// The checkpoints of a tree, oldest first.
 pub(crate) fn list(tree: &Tree) -> Vec<(u64, Manifest)> {
-    let about =
-        |number: u64| store::read(&checkpoints(tree).join(number.to_string()).join("about")).ok().map(|about| (number, about));
-    store::numbers(&checkpoints(tree)).unwrap_or_default().into_iter().filter_map(about).collect()
+    list_in(&tree.state)
+}
+
+/// The same of what is kept in `state`.
+pub(crate) fn list_in(state: &Path) -> Vec<(u64, Manifest)> {
+    let about = |number: u64| {
+        store::read(&state.join("checkpoints").join(number.to_string()).join("about")).ok().map(|about| (number, about))
+    };
+    numbers(state).into_iter().filter_map(about).collect()
+}
+
+/// Numbers of the checkpoints in `state`, lowest first.
+pub(crate) fn numbers(state: &Path) -> Vec<u64> {
+    store::numbers(&state.join("checkpoints")).unwrap_or_default()
 }
 
 /// What a checkpoint cost.
@@ -101,7 +116,7 @@ pub(crate) struct Taken {
 }
 
 /// Takes one of `parts`, leaving out `hidden`, which is ours.
-pub(crate) fn take(held: &Held, parts: &[Part], roots: &[&Root], hidden: Option<&Path>) -> Result<Taken, Error> {
+pub(crate) fn take(held: &Held, parts: &[Part], roots: &[&Root], hidden: Option<&Path>, why: String) -> Result<Taken, Error> {
     let begun = Instant::now();
     let tree = &held.tree;
     let refuse = |e: io::Error| {
@@ -123,7 +138,7 @@ pub(crate) fn take(held: &Held, parts: &[Part], roots: &[&Root], hidden: Option<
     let pack = File::options().read(true).write(true).create_new(true).open(dir.join(pack_name(number))).map_err(refuse)?;
     let mut snapshot = Snapshot { tree, roots, dir: &dir, previous, number, pack, end: 0, buffer: Vec::new(), copied: 0 };
     let outcome = snapshot.fill(&mut items).and_then(|()| {
-        let manifest = Manifest { taken: clock::now(), parts: parts.to_vec(), items };
+        let manifest = Manifest { taken: clock::now(), parts: parts.to_vec(), why, items };
         fault::point();
         rustix::fs::syncfs(File::open(&dir)?)?;
         store::write_through(&dir.join("about"), &manifest)?;
@@ -144,8 +159,9 @@ pub(crate) fn take(held: &Held, parts: &[Part], roots: &[&Root], hidden: Option<
         remove(&checkpoints(tree).join(old.to_string()));
     }
     let (took, (files, _)) = (begun.elapsed(), manifest.size());
-    let cost = (took >= SLOW || copied >= BIG)
-        .then(|| format!("checkpoint {number} of {files} files took {:.1} s and {}", took.as_secs_f64(), table::bytes(copied)));
+    let cost = (took >= SLOW || copied >= BIG).then(|| {
+        format!("checkpoint {number} of {} took {:.1} s and {}", report::files(files), took.as_secs_f64(), table::bytes(copied))
+    });
     Ok(Taken { number, cost })
 }
 
@@ -287,10 +303,12 @@ impl Snapshot<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct Way {
     /// Paths that come back as they were, and paths that go.
-    pub(crate) restored: Vec<PathBuf>,
-    pub(crate) removed: Vec<PathBuf>,
+    pub(crate) restored: Vec<Spot>,
+    pub(crate) removed: Vec<Spot>,
     /// What cannot be brought back.
-    pub(crate) left: Vec<(PathBuf, &'static str)>,
+    pub(crate) left: Vec<(Spot, &'static str)>,
+    /// Something of a repository that other worktrees share has changed, and stays so.
+    pub(crate) shared: bool,
 }
 
 /// An opened checkpoint.
@@ -333,6 +351,7 @@ impl Checkpoint {
     /// What is to be done so that the trees are as they were.
     pub(crate) fn way(&self, parts: &[Part], roots: &[&Root], hidden: Option<&Path>) -> Result<(Vec<Wish<'_>>, Way), Error> {
         let (mut wishes, mut way) = (Vec::new(), Way::default());
+        let linked = self.linked();
         for (part, root) in roots.iter().enumerate() {
             let now = walk(part, root, &parts[part].path, hidden)?;
             let mut sides: BTreeMap<&Path, (Option<Stamp>, Option<&Item>)> =
@@ -341,8 +360,21 @@ impl Checkpoint {
                 sides.entry(&item.path).or_default().1 = Some(item);
             }
             for (path, (before, item)) in sides {
+                let spot = || Spot { part, path: path.to_owned() };
+                if let Some(own) = linked.as_ref().filter(|own| part > 0 && !path.starts_with(own)) {
+                    // Other worktrees and their user have gone on with it. Objects that are gone harm nobody by coming back.
+                    let lost = before.is_none() && path.starts_with("objects");
+                    if !lost && !own.starts_with(path) {
+                        let same = match (before, item) {
+                            (Some(before), Some(item)) => self.is_as_it_was(root, item, &before),
+                            _ => false,
+                        };
+                        way.shared |= !same && !path.starts_with("objects");
+                        continue;
+                    }
+                }
                 let Some(item) = item else {
-                    way.removed.push(path.to_owned());
+                    way.removed.push(spot());
                     wishes.push(Wish { part, path: path.to_owned(), before, after: None, content: None, rank: 0 });
                     continue;
                 };
@@ -354,16 +386,25 @@ impl Checkpoint {
                     Kind::Symlink => item.target.clone().map(Content::Link),
                     Kind::Directory => None,
                     Kind::Fifo | Kind::Socket | Kind::Device => {
-                        way.left.push((path.to_owned(), item.stamp.kind().word()));
+                        way.left.push((spot(), item.stamp.kind().word()));
                         continue;
                     }
                 };
-                way.restored.push(path.to_owned());
+                way.restored.push(spot());
                 let rank = rank(path, part > 0);
                 wishes.push(Wish { part, path: path.to_owned(), before, after: Some(item.stamp), content, rank });
             }
         }
         Ok((wishes, way))
+    }
+
+    /// Where in the other part what belongs to a linked worktree alone is, if the workspace was one.
+    fn linked(&self) -> Option<PathBuf> {
+        let pointer = self.manifest.items.iter().find(|item| item.part == 0 && item.path == Path::new(".git"))?;
+        let (pack, at) = self.content(pointer)?;
+        let mut text = vec![0; usize::try_from(pointer.stamp.size.min(4096)).ok()?];
+        pack.read_exact_at(&mut text, at).ok()?;
+        repository::linked(&text)
     }
 
     fn content(&self, item: &Item) -> Option<(&File, u64)> {

@@ -5,15 +5,18 @@ use std::path::{Path, PathBuf};
 
 use hermes_profiles::Caller;
 use hermes_profiles::paths::normalise;
+use nix::unistd::AccessFlags;
 
 use super::apply::{self, Held, tidy};
 use super::checkpoint::{self, Checkpoint};
 use super::decide::{Wanted, covered};
 use super::diff;
+use super::everywhere;
 use super::journal::Spot;
 use super::layer::{self, Found, Layer, Part};
 use super::order::in_git;
 use super::report::{self, Row};
+use super::repository;
 use super::scan::{Change, scan};
 use crate::args::{Changes, ChangesOf, Colour};
 use crate::beneath::Root;
@@ -29,7 +32,7 @@ use crate::state::Tree;
 /// Runs a `changes` command and returns the exit status.
 pub(crate) fn changes(action: Changes) -> Result<u8, Error> {
     match action {
-        Changes::List { of, json } => list(&of, json),
+        Changes::List { of, json, all } => list(&of, json, all),
         Changes::Diff { of, paths, stat, name_only, color, all } => {
             let show = match (stat, name_only) {
                 (true, _) => Show::Stat,
@@ -38,7 +41,7 @@ pub(crate) fn changes(action: Changes) -> Result<u8, Error> {
             };
             diff(&of, &paths, show, color, all)
         }
-        Changes::Apply { of, paths, ours, with_guarded } => apply(&of, &paths, &ours, with_guarded),
+        Changes::Apply { of, paths, take_layer, with_guarded } => apply(&of, &paths, &take_layer, with_guarded),
         Changes::Discard { of, paths } => discard(&of, &paths),
         Changes::Rollback { of, checkpoint, dry_run } => rollback(&of, checkpoint, dry_run),
     }
@@ -52,24 +55,34 @@ struct Opened {
 }
 
 fn open(of: &ChangesOf) -> Result<Opened, Error> {
+    open_to(of, true)
+}
+
+fn state_dir(of: &ChangesOf) -> Result<(Caller, PathBuf), Error> {
     let user = of.user.as_deref().map(start::become_user).transpose()?;
     let caller = request::caller(user)?;
+    let none = || Error::setup("there is no state directory").hint("set HOME or XDG_STATE_HOME to a directory of yours");
+    let state = caller.state_dir.clone().ok_or_else(none)?;
+    Ok((caller, state))
+}
+
+/// To change something, or only to look: where the state directory is read-only nobody else can change it either.
+fn open_to(of: &ChangesOf, change: bool) -> Result<Opened, Error> {
+    let (caller, state) = state_dir(of)?;
+    let state = state.as_path();
     let workspace = of.workspace.as_ref().map_or_else(|| caller.cwd.clone(), |path| caller.cwd.join(path));
-    let state = caller
-        .state_dir
-        .as_ref()
-        .ok_or_else(|| Error::setup("there is no state directory").hint("set HOME or XDG_STATE_HOME to a directory of yours"))?;
     let real = std::fs::canonicalize(&workspace).unwrap_or_else(|_| workspace.clone());
     guard::recover(state, &|tree| guard::touch(tree, &real), &mut Log::default())?;
     let tree = Tree::open(state, &workspace, false)?;
     let workspace = tree.as_ref().map_or(workspace, |tree| tree.path.clone());
     let held = match tree {
         None => None,
-        Some(tree) => {
+        Some(tree) if change || nix::unistd::access(&tree.state, AccessFlags::W_OK).is_ok() => {
             let (held, failed) = Held::new(tree)?;
             report::recovered(&failed, &[]);
             Some(held)
         }
+        Some(tree) => Some(Held::unlocked(tree)),
     };
     Ok(Opened { caller, workspace, held })
 }
@@ -121,8 +134,15 @@ impl Opened {
     }
 }
 
-fn list(of: &ChangesOf, json: bool) -> Result<u8, Error> {
-    let opened = open(of)?;
+fn list(of: &ChangesOf, json: bool, all: bool) -> Result<u8, Error> {
+    if all {
+        everywhere::list(&state_dir(of)?.1, json)?;
+        return Ok(0);
+    }
+    let opened = open_to(of, false)?;
+    if of.layer.is_some() {
+        drop(opened.layer(of.layer)?);
+    }
     let mut scans = Vec::new();
     let mut checkpoints = Vec::new();
     if let Some(held) = &opened.held {
@@ -157,10 +177,13 @@ fn diff(of: &ChangesOf, paths: &[PathBuf], show: Show, colour: Colour, all: bool
     let opened = open(of)?;
     let layer = opened.layer(of.layer)?;
     let paths = opened.spots(paths, &layer.about.parts)?;
+    let parts = layer.about.parts.clone();
     let (found, grounds) = scan(&layer, &opened.held()?.tree)?;
+    found.must_have(&parts, &paths)?;
     let asked = |change: &&Change| change.part == 0 && (paths.is_empty() || covered(&paths, 0, &change.path));
     let inner = |change: &Change| !all && in_git(&change.path).is_some();
-    let left_out = found.changes.iter().filter(|change| change.part > 0 || (asked(change) && inner(change))).count();
+    let left_out = found.changes.iter().filter(|change| asked(change) && inner(change)).count();
+    let elsewhere = found.changes.iter().filter(|change| change.part > 0).count();
     let changes: Vec<&Change> = found.changes.iter().filter(asked).filter(|change| !inner(change)).collect();
 
     let colour = match colour {
@@ -187,7 +210,16 @@ fn diff(of: &ChangesOf, paths: &[PathBuf], show: Show, colour: Colour, all: bool
     }
     if left_out > 0 {
         output::complain(&format!(
-            "{left_out} changes inside git directories are not shown (--all shows those in the workspace)"
+            "{left_out} change{} inside git directories not shown (--all shows {})",
+            if left_out == 1 { " is" } else { "s are" },
+            if left_out == 1 { "it" } else { "them" },
+        ));
+    }
+    if elsewhere > 0 && paths.is_empty() {
+        let directory = parts.get(1).map_or_else(String::new, |part| output::path(&part.path));
+        output::complain(&format!(
+            "{elsewhere} change{} in {directory} not shown: the workspace's git directory, which lies elsewhere",
+            if elsewhere == 1 { " is" } else { "s are" },
         ));
     }
     let odd: Vec<&&Change> = changes.iter().filter(|change| !shows(change) && odd(change)).collect();
@@ -230,20 +262,46 @@ fn stat(out: &mut impl Write, changes: &[&Change], ground: &layer::Ground) -> st
             }
         }
     }
-    writeln!(out, " {} changed, {all_came} insertions(+), {all_went} deletions(-)", report::files(rows.len()))
+    // As git has it: what is zero is left out, but not both.
+    let some = |count: usize, other: usize, word: &str, sign: &str| match count {
+        0 if other > 0 || rows.is_empty() => String::new(),
+        1 => format!(", 1 {word}({sign})"),
+        n => format!(", {n} {word}s({sign})"),
+    };
+    let (came, went) = (some(all_came, all_went, "insertion", "+"), some(all_went, all_came, "deletion", "-"));
+    writeln!(out, " {} changed{came}{went}", report::files(rows.len()))
 }
 
-fn apply(of: &ChangesOf, paths: &[PathBuf], ours: &[PathBuf], with_guarded: bool) -> Result<u8, Error> {
+fn apply(of: &ChangesOf, paths: &[PathBuf], take: &[PathBuf], with_guarded: bool) -> Result<u8, Error> {
     let opened = open(of)?;
     let layer = opened.layer(of.layer)?;
     let (number, parts) = (layer.number, layer.about.parts.clone());
-    let wanted = Wanted { paths: opened.spots(paths, &parts)?, ours: opened.spots(ours, &parts)?, with_guarded };
+    let wanted = Wanted { paths: opened.spots(paths, &parts)?, take: opened.spots(take, &parts)?, with_guarded };
     let applied = apply::apply(opened.held()?, layer, &wanted)?;
     report::applied(&applied, &parts);
     if applied.nothing {
+        let together = applied.refused.iter().any(|(_, why)| why.starts_with(repository::BOTH));
+        let conflict = applied.refused.iter().any(|(_, why)| why.starts_with("host: "));
+        let hint = match (together, conflict) {
+            (false, false) => "`changes apply PATH...` applies what is named and can be".to_owned(),
+            (true, _) => {
+                let git = parts.get(1).map_or_else(|| ".git".to_owned(), |part| report::word(&part.path));
+                format!(
+                    "`changes apply {git}/objects`, then `git merge ID` keeps both sides; `changes discard {git}` drops the layer's"
+                )
+            }
+            (false, true) => {
+                "`changes diff PATH` shows it; `changes apply --take-layer PATH` takes the layer's version, `changes discard PATH` \
+                 keeps the host's".to_owned()
+            }
+        };
         return Err(Error::new(Kind::Finding, format!("nothing was applied: {} refused", report::files(applied.refused.len())))
-            .hint("`changes apply --ours PATH` takes the layer's version, `changes discard PATH` keeps the host's")
-            .hint("`changes apply PATH...` applies what is named and can be"));
+            .hint(hint));
+    }
+    if applied.done == 0 && applied.refused.is_empty() && !applied.guarded.is_empty() {
+        output::complain(&format!("nothing was applied: what waits in layer {number} is guarded"));
+        // Asked for by name and not done.
+        return Ok(u8::from(!paths.is_empty()));
     }
     let left = if applied.left { format!("; the rest waits in layer {number}") } else { String::new() };
     output::complain(&format!("{} applied{left}", report::files(applied.done)));
@@ -251,13 +309,22 @@ fn apply(of: &ChangesOf, paths: &[PathBuf], ours: &[PathBuf], with_guarded: bool
 }
 
 fn discard(of: &ChangesOf, paths: &[PathBuf]) -> Result<u8, Error> {
+    if let Some(named) = &of.workspace
+        && paths.is_empty()
+        && !named.exists()
+    {
+        let (caller, state) = state_dir(of)?;
+        let workspace = normalise(&caller.cwd.join(named));
+        if let Some((layers, checkpoints)) = everywhere::discard(&state, &workspace, of.layer)? {
+            let word = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
+            output::complain(&format!("{} and {} discarded", word(layers, "layer"), word(checkpoints, "checkpoint")));
+            return Ok(0);
+        }
+    }
     let opened = open(of)?;
     let layer = opened.layer(of.layer)?;
     let paths = opened.spots(paths, &layer.about.parts)?;
     let gone = apply::discard(opened.held()?, layer, &paths)?;
-    if gone == 0 && !paths.is_empty() {
-        return Err(Error::usage("no changes lie there").hint("`hermes-sandbox changes diff --name-only` names those that wait"));
-    }
     output::complain(&format!("{} discarded", report::files(gone)));
     Ok(0)
 }
@@ -280,21 +347,28 @@ fn rollback(of: &ChangesOf, number: Option<u64>, dry_run: bool) -> Result<u8, Er
     let roots: Vec<&Root> = std::iter::once(&held.tree.root).chain(&others).collect();
     let hidden = opened.caller.state_dir.as_deref();
     let (wishes, way) = back.way(&parts, &roots, hidden)?;
-    for (path, kind) in &way.left {
-        output::complain(&format!("{}: a {kind} is not brought back", output::path(path)));
+    for (spot, kind) in &way.left {
+        output::complain(&format!("{}: a {kind} is not brought back", report::place(spot, &parts)));
     }
-    if dry_run {
-        let line = |word: &str, path: &PathBuf| format!("{word} {}\n", output::path(path));
-        let text: String = way.restored.iter().map(|path| line("restore", path)).collect::<String>()
-            + &way.removed.iter().map(|path| line("remove ", path)).collect::<String>();
-        output::print(&text)?;
-        return Ok(0);
+    if way.shared {
+        let repository = parts.get(1).map_or_else(String::new, |part| output::path(&part.path));
+        output::complain(&format!(
+            "{repository} has changed since and is left as it is, but for this worktree's own HEAD and index: other worktrees \
+             share its refs and configuration"
+        ));
     }
     if wishes.is_empty() {
         output::complain(&format!("nothing has changed since checkpoint {}", back.number));
         return Ok(0);
     }
-    let undo = checkpoint::take(held, &parts, &roots, hidden)?;
+    if dry_run {
+        let line = |word: &str, spot: &Spot| format!("{word} {}\n", report::place(spot, &parts));
+        let text: String = way.restored.iter().map(|spot| line("restore", spot)).collect::<String>()
+            + &way.removed.iter().map(|spot| line("remove ", spot)).collect::<String>();
+        output::print(&text)?;
+        return Ok(0);
+    }
+    let undo = checkpoint::take(held, &parts, &roots, hidden, format!("before the rollback to {}", back.number))?;
     let journal = checkpoint::begin(held, &parts, &roots, wishes)?;
     let failed = apply::complete(&held.tree, journal)?;
     report::recovered(&failed, &parts);

@@ -12,9 +12,9 @@ use super::journal::Spot;
 use super::layer::Ground;
 use super::node::{self, Kind, Stamp};
 use super::order;
+use super::repository::{self, Asked, Repositories};
 use super::scan::{Change, Scan, same_things};
 use crate::beneath::Root;
-use crate::clock::COARSE;
 use crate::guard::rules::TreeRules;
 use crate::guard::snapshot::{Is, Seen};
 
@@ -27,7 +27,7 @@ pub(crate) struct Wanted {
     /// Files and directories; none means all.
     pub(crate) paths: Vec<Spot>,
     /// Where the layer's version goes over what the host has now.
-    pub(crate) ours: Vec<Spot>,
+    pub(crate) take: Vec<Spot>,
     /// Also what tools of the host obey.
     pub(crate) with_guarded: bool,
 }
@@ -45,6 +45,8 @@ pub(crate) struct Decision<'a> {
     pub(crate) never: Vec<(&'a Change, &'static str)>,
     /// Already so on the host, or of no use to it: taken out of the layer without a word.
     pub(crate) moot: Vec<&'a Change>,
+    /// Lock files of git, which nobody wants: taken out too, and named.
+    pub(crate) locks: Vec<&'a Change>,
     /// Was not asked for.
     pub(crate) rest: Vec<&'a Change>,
 }
@@ -59,12 +61,21 @@ pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, ru
     let mut decision = Decision::default();
     let asked = |change: &Change| {
         let named = |spots: &[Spot]| covered(spots, change.part, &change.path);
-        wanted.paths.is_empty() || named(&wanted.paths) || named(&wanted.ours)
+        wanted.paths.is_empty() || named(&wanted.paths) || named(&wanted.take)
     };
     let mut needed: BTreeSet<Spot> = BTreeSet::new();
     for change in scan.changes.iter().filter(|change| asked(change)) {
         needed.extend(change.path.ancestors().skip(1).map(|path| Spot { part: change.part, path: path.to_owned() }));
     }
+    let repositories = Repositories::look(
+        &scan.changes,
+        grounds,
+        &Asked {
+            wanted: &asked,
+            taken: &|change| covered(&wanted.take, change.part, &change.path),
+            collides: &|change| collides(change, &grounds[change.part]).is_some(),
+        },
+    );
     for change in &scan.changes {
         // A directory that what was asked for lies in is needed too.
         let made = change.after.is_some_and(|after| after.is_directory()) && change.before.is_none();
@@ -76,7 +87,7 @@ pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, ru
         }
         let ground = &grounds[change.part];
         if order::is_lock(&change.path, change.part > 0) {
-            decision.moot.push(change);
+            decision.locks.push(change);
         } else if let Some(why) = never(change) {
             decision.never.push((change, why));
         } else if !wanted.with_guarded
@@ -85,9 +96,12 @@ pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, ru
             decision.guarded.push((change, why));
         } else if let Some(why) = forbidden(change, ground) {
             decision.refused.push((change, why));
+        } else if repository::same_index(change, ground) {
+            decision.moot.push(change);
+        } else if let Some(why) = repositories.stays(change) {
+            decision.refused.push((change, why.to_owned()));
         } else {
-            match collision(change).filter(|_| !covered(&wanted.ours, change.part, &change.path)) {
-                Some(_) if agreed(change, ground) => decision.moot.push(change),
+            match collides(change, ground).filter(|_| !covered(&wanted.take, change.part, &change.path)) {
                 Some(why) => decision.refused.push((change, why)),
                 None => decision.go.push(change),
             }
@@ -169,6 +183,13 @@ fn agreed(change: &Change, ground: &Ground) -> bool {
     }
 }
 
+/// The collision of a change, if it is more than a newer measurement or the same change.
+fn collides(change: &Change, ground: &Ground) -> Option<String> {
+    let why = collision(change)?;
+    let same = agreed(change, ground) || repository::same_index(change, ground) || repository::refreshed(ground, &change.path);
+    (!same).then_some(why)
+}
+
 /// Has the host changed the path since the layer's version began? The three sides, for people.
 fn collision(change: &Change) -> Option<String> {
     let yours = |stamp: Option<Stamp>| match stamp {
@@ -181,11 +202,16 @@ fn collision(change: &Change) -> Option<String> {
         // What is in a directory is judged by itself, and changes the directory's time. Of a mode nothing else tells who
         // changed it.
         (Some(before), _) if before.is_directory() && !change.after.is_some_and(|after| after.is_directory()) => {
-            let new = before.born != 0 && before.born >= change.since - COARSE;
+            let new = before.born != 0 && before.born >= change.since;
             new.then(|| told("made since the sandbox began, now a directory".to_owned())).flatten()
         }
-        (Some(before), _) if before.changed >= change.since - COARSE => {
-            let how = if before.born != 0 && before.born >= change.since - COARSE { "made" } else { "changed" };
+        (Some(before), _) if before.changed >= change.since => {
+            let young = before.born != 0 && before.born >= change.since;
+            let how = match (young, change.orphaned || change.is_deletion()) {
+                (true, true) => "replaced",
+                (true, false) => "made",
+                _ => "changed",
+            };
             told(format!("{how} since the sandbox began, now {}", describe(&before)))
         }
         _ => None,
@@ -259,7 +285,7 @@ mod tests {
         let file = 0o100_644;
         let now = Some(stamp(file, 2_000_000_000));
         assert!(collision(&change(Some(stamp(file, 500_000_000)), now, true)).is_none());
-        assert!(collision(&change(Some(stamp(file, 990_000_000)), now, true)).is_some(), "a coarse clock");
+        assert!(collision(&change(Some(stamp(file, 1_000_000_000)), now, true)).is_some(), "the same tick");
         assert!(collision(&change(Some(stamp(file, 3_000_000_000)), None, true)).unwrap().contains("in the layer: deleted"));
         assert!(collision(&change(None, now, true)).unwrap().starts_with("host: deleted"));
         assert!(collision(&change(None, now, false)).is_none(), "a new file");

@@ -17,7 +17,8 @@ use hermes_profiles::ospath;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::node::Stamp;
+use super::node::{self, Stamp};
+use super::repository;
 use crate::beneath::{Root, TEMPORARY};
 use crate::clock::{self, Time};
 use crate::error::Error;
@@ -38,7 +39,7 @@ pub(crate) struct Part {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct About {
     pub(crate) parts: Vec<Part>,
-    /// When each sandbox with this layer began.
+    /// When each sandbox with this layer began: what the host changes from then on, it has not seen.
     pub(crate) begun: Vec<Time>,
     /// When changes of it were last applied; 0 for never. That changes directories of the host, too.
     pub(crate) applied: Time,
@@ -88,8 +89,14 @@ fn refuse(tree: &Tree, error: &io::Error) -> Error {
 /// The layers of a tree, oldest first. Those that are free are held until they are dropped. What a crash left of the
 /// making or the removal of one is swept away.
 pub(crate) fn find(tree: &Tree) -> Vec<Found> {
+    find_in(&tree.state)
+}
+
+/// The same of what is kept in `state`.
+pub(crate) fn find_in(state: &Path) -> Vec<Found> {
+    let layers = state.join("layers");
     let open = |number: u64| {
-        let dir = layers(tree).join(number.to_string());
+        let dir = layers.join(number.to_string());
         let lock = File::open(&dir).ok()?;
         if lock.try_lock().is_err() {
             return Some(Found::Busy(number));
@@ -102,12 +109,18 @@ pub(crate) fn find(tree: &Tree) -> Vec<Found> {
             }
         }
     };
-    store::numbers(&layers(tree)).unwrap_or_default().into_iter().filter_map(open).collect()
+    numbers(state).into_iter().filter_map(open).collect()
 }
 
-/// How many layers a tree has.
-pub(crate) fn count(tree: &Tree) -> usize {
-    store::numbers(&layers(tree)).unwrap_or_default().len()
+/// Numbers of the layers in `state`, lowest first.
+pub(crate) fn numbers(state: &Path) -> Vec<u64> {
+    store::numbers(&state.join("layers")).unwrap_or_default()
+}
+
+/// When the last sandbox with a layer began.
+pub(crate) fn last_begun(state: &Path, number: u64) -> Option<Time> {
+    let about: About = store::read(&state.join("layers").join(number.to_string()).join("about")).ok()?;
+    about.begun.last().copied()
 }
 
 /// Removes a directory with all that is in it, whatever its modes and depth.
@@ -165,7 +178,19 @@ impl Layer {
 
     /// Notes that a sandbox begins with it.
     pub(crate) fn begin(&mut self, tree: &Tree) -> Result<(), Error> {
-        self.about.begun.push(clock::now());
+        for ground in self.grounds(tree)? {
+            let Some(path) = &ground.index_of else { continue };
+            // One that the layer has its own version of was kept when that began.
+            if Stamp::at(&ground.upper, path).ok().flatten().is_none() {
+                let content = node::content(&ground.lower, path, repository::LONGEST_INDEX).ok().flatten();
+                // What cannot be kept counts as changed later: that asks, and loses nothing.
+                let _ = match content {
+                    Some(content) => std::fs::write(&ground.index, content),
+                    None => std::fs::remove_file(&ground.index),
+                };
+            }
+        }
+        self.about.begun.push(clock::mark());
         store::write_through(&self.dir.join("about"), &self.about).map_err(|e| refuse(tree, &e))
     }
 
@@ -195,7 +220,8 @@ impl Layer {
                 return Err(error(path, "it is not the directory that the changes were made to"));
             }
             let upper = Root::open(&upper).map_err(|errno| error(&upper, errno.desc()))?;
-            Ok(Ground { lower, upper })
+            let copy = self.dir.join(index.to_string()).join("index");
+            Ok(Ground { lower, upper, index: copy, index_of: repository::index_path(index, &tree.root) })
         };
         self.about.parts.iter().enumerate().map(ground).collect()
     }
@@ -225,6 +251,9 @@ impl Layer {
 pub(crate) struct Ground {
     pub(crate) lower: Root,
     pub(crate) upper: Root,
+    /// A copy of the workspace's git index as a sandbox found it, and where that index is.
+    pub(crate) index: PathBuf,
+    pub(crate) index_of: Option<PathBuf>,
 }
 
 /// Can upper layers over `workspace` lie in the state directory? Leaves nothing behind but the answer.

@@ -17,11 +17,46 @@ use crate::table;
 /// How many paths of one kind are named.
 const NAMED: usize = 20;
 
-/// Added, changed, deleted.
-pub(crate) fn counts(found: &Scan) -> (usize, usize, usize) {
-    let added = found.changes.iter().filter(|change| change.is_addition()).count();
-    let deleted = found.changes.iter().filter(|change| change.is_deletion()).count();
-    (added, found.changes.len() - added - deleted, deleted)
+/// Files outside of git directories, and all that is not counted there.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) added: usize,
+    pub(crate) changed: usize,
+    pub(crate) deleted: usize,
+    pub(crate) in_git: usize,
+    pub(crate) directories: usize,
+}
+
+impl Counts {
+    pub(crate) fn of(found: &Scan) -> Self {
+        let mut counts = Self::default();
+        for change in &found.changes {
+            let place = match () {
+                () if !change.is_file() => &mut counts.directories,
+                () if change.is_in_git() => &mut counts.in_git,
+                () if change.is_addition() => &mut counts.added,
+                () if change.is_deletion() => &mut counts.deleted,
+                () => &mut counts.changed,
+            };
+            *place += 1;
+        }
+        counts.changed += found.unreachable.len();
+        counts
+    }
+
+    fn git_words(self) -> String {
+        if self.in_git == 0 { String::new() } else { format!(" (and {} in .git)", self.in_git) }
+    }
+
+    /// `5 files changed (and 11 in .git)`.
+    pub(crate) fn words(self) -> String {
+        match (self.added + self.changed + self.deleted, self.in_git, self.directories) {
+            (0, 0, 1) => "1 directory changed".to_owned(),
+            (0, 0, n) => format!("{n} directories changed"),
+            (0, n, _) => format!("{} in .git changed", files(n)),
+            (n, ..) => format!("{} changed{}", files(n), self.git_words()),
+        }
+    }
 }
 
 /// A moment in UTC, to the second.
@@ -56,15 +91,23 @@ pub(crate) fn list(workspace: &Path, rows: &[Row<'_>], checkpoints: &[(u64, Mani
         _ = match row {
             Row::Busy(number) => writeln!(text, "layer {number}       in use by a sandbox"),
             Row::Free(number, about, found) => {
-                let (added, changed, deleted) = counts(found);
+                let counts @ Counts { added, changed, deleted, .. } = Counts::of(found);
                 let last = about.begun.last().copied().unwrap_or_default();
-                writeln!(text, "layer {number}       {}  {added} added, {changed} changed, {deleted} deleted", moment(last))
+                let (when, git) = (moment(last), counts.git_words());
+                writeln!(text, "layer {number}       {when}  {added} added, {changed} changed, {deleted} deleted{git}")
             }
         };
     }
     for (number, manifest) in checkpoints {
         let (files, bytes) = manifest.size();
-        _ = writeln!(text, "checkpoint {number}  {}  {files} files, {}", moment(manifest.taken), table::bytes(bytes));
+        _ = writeln!(
+            text,
+            "checkpoint {number}  {}  {}, {}  {}",
+            moment(manifest.taken),
+            self::files(files),
+            table::bytes(bytes),
+            output::clean(&manifest.why)
+        );
     }
     text
 }
@@ -76,7 +119,7 @@ pub(crate) fn list_json(workspace: &Path, rows: &[Row<'_>], checkpoints: &[(u64,
         .map(|row| match row {
             Row::Busy(number) => json!({ "layer": number, "in_use": true }),
             Row::Free(number, about, found) => {
-                let (added, changed, deleted) = counts(found);
+                let Counts { added, changed, deleted, in_git, directories } = Counts::of(found);
                 json!({
                     "layer": number,
                     "in_use": false,
@@ -84,6 +127,8 @@ pub(crate) fn list_json(workspace: &Path, rows: &[Row<'_>], checkpoints: &[(u64,
                     "added": added,
                     "changed": changed,
                     "deleted": deleted,
+                    "in_git": in_git,
+                    "directories": directories,
                 })
             }
         })
@@ -92,7 +137,7 @@ pub(crate) fn list_json(workspace: &Path, rows: &[Row<'_>], checkpoints: &[(u64,
         .iter()
         .map(|(number, manifest)| {
             let (files, bytes) = manifest.size();
-            json!({ "checkpoint": number, "taken": manifest.taken / 1_000_000, "files": files, "bytes": bytes })
+            json!({ "checkpoint": number, "taken": manifest.taken / 1_000_000, "files": files, "bytes": bytes, "why": manifest.why })
         })
         .collect();
     json!({ "workspace": output::path(workspace), "layers": layers, "checkpoints": checkpoints })
@@ -106,12 +151,16 @@ pub(crate) fn place(spot: &Spot, parts: &[Part]) -> String {
     }
 }
 
-fn name_each<W: std::fmt::Display>(parts: &[Part], spots: &[(Spot, W)]) {
-    for (spot, why) in spots.iter().take(NAMED) {
-        output::complain(&format!("{}: {why}", place(spot, parts)));
+/// Names each, those with the same reason in a row together.
+fn name_each<W: std::fmt::Display + PartialEq>(parts: &[Part], spots: &[(Spot, W)]) {
+    let rows: Vec<_> = spots.chunk_by(|a, b| a.1 == b.1).collect();
+    for row in rows.iter().take(NAMED) {
+        let names: Vec<_> = row.iter().take(5).map(|(spot, _)| place(spot, parts)).collect();
+        let more = if row.len() > names.len() { format!(" and {} more", row.len() - names.len()) } else { String::new() };
+        output::complain(&format!("{}{more}: {}", names.join(", "), row[0].1));
     }
-    if spots.len() > NAMED {
-        output::complain(&format!("... and {} more", spots.len() - NAMED));
+    if rows.len() > NAMED {
+        output::complain(&format!("... and {} more", rows[NAMED..].iter().map(|row| row.len()).sum::<usize>()));
     }
 }
 
@@ -123,11 +172,16 @@ pub(crate) fn applied(applied: &Applied, parts: &[Part]) {
         let names: Vec<_> = applied.guarded.iter().take(5).map(|(spot, _)| place(spot, parts)).collect();
         let more = if applied.guarded.len() > names.len() { ", ..." } else { "" };
         output::complain(&format!(
-            "{} guarded, because tools on the host obey {}: {}{more}; look at them, then `changes apply --with-guarded`",
+            "{} guarded, because tools on the host obey {}: {}{more}; look at {1}, then `changes apply --with-guarded`",
             files(applied.guarded.len()),
             if applied.guarded.len() == 1 { "it" } else { "them" },
             names.join(", ")
         ));
+    }
+    if !applied.locks.is_empty() && !applied.nothing {
+        let names: Vec<_> = applied.locks.iter().take(5).map(|spot| place(spot, parts)).collect();
+        let more = if applied.locks.len() > names.len() { ", ..." } else { "" };
+        output::complain(&format!("left out, locks of a git that did not end: {}{more}", names.join(", ")));
     }
 }
 
@@ -142,9 +196,22 @@ pub(crate) fn files(count: usize) -> String {
     format!("{count} {}", if count == 1 { "file" } else { "files" })
 }
 
+/// A path as a word of a shell.
+pub(crate) fn word(path: &Path) -> String {
+    let text = output::path(path);
+    let plain = |c: char| c.is_alphanumeric() || "/._-+,:@%".contains(c);
+    if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_of_a_shell() {
+        let words = ["/a/b-c.d", "/a b", "/it's", "/$x"].map(|path| word(Path::new(path)));
+        assert_eq!(words, ["/a/b-c.d", "'/a b'", "'/it'\\''s'", "'/$x'"]);
+    }
 
     #[test]
     fn moments() {

@@ -12,13 +12,17 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 
+use super::journal::Spot;
 use super::layer::{Ground, Layer};
 use super::node::{self, Kind, Stamp};
 use crate::beneath::{Root, by_descriptor};
-use crate::clock::{COARSE, Time};
+use crate::clock::Time;
 use crate::error::Error;
 use crate::output;
 use crate::state::Tree;
+
+/// The mark of what began as a copy.
+const ORIGIN: &CStr = c"user.overlay.origin";
 
 /// One path that is to be something else than it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,11 +36,21 @@ pub(crate) struct Change {
     pub(crate) after: Option<Stamp>,
     /// From when on a change by the host collides with this one.
     pub(crate) since: Time,
-    /// The layer's file began as a copy of one that the host seems to have deleted since.
+    /// The layer's file began as a copy of one that the host seems to have deleted or replaced since.
     pub(crate) orphaned: bool,
 }
 
 impl Change {
+    /// Does it count as a file for people?
+    pub(crate) fn is_file(&self) -> bool {
+        self.after.or(self.before).is_some_and(|stamp| !stamp.is_directory())
+    }
+
+    /// Is it inside a git directory?
+    pub(crate) fn is_in_git(&self) -> bool {
+        self.part > 0 || super::order::in_git(&self.path).is_some_and(|inside| !inside.as_os_str().is_empty())
+    }
+
     pub(crate) fn is_addition(&self) -> bool {
         self.before.is_none()
     }
@@ -78,6 +92,21 @@ struct Walk<'a> {
 /// A directory to look at, and since when one around it hides what the host has there.
 type Open = (PathBuf, Option<Time>);
 type Walked = Result<(), (PathBuf, Errno)>;
+
+impl Scan {
+    /// Refuses names that match nothing.
+    pub(crate) fn must_have(&self, parts: &[super::layer::Part], named: &[Spot]) -> Result<(), Error> {
+        let paths = || {
+            let changes = self.changes.iter().map(|change| (change.part, change.path.as_path()));
+            changes.chain(self.unreachable.iter().map(|(part, path, _)| (*part, path.as_path())))
+        };
+        match named.iter().find(|spot| !paths().any(|(part, path)| part == spot.part && path.starts_with(&spot.path))) {
+            None => Ok(()),
+            Some(spot) => Err(Error::usage(format!("no changes lie at {}", super::report::place(spot, parts)))
+                .hint("`hermes-sandbox changes diff --name-only --all` names those that wait")),
+        }
+    }
+}
 
 impl Walk<'_> {
     fn all(&mut self) -> Walked {
@@ -147,7 +176,10 @@ impl Walk<'_> {
             self.deletions(path, &BTreeSet::new(), since)?;
         }
         if before.is_none_or(|before| !self.same(path, &before, &stamp)) {
-            let lost = before.is_none() && self.lost_its_origin(path, at, since);
+            let lost = match before {
+                None => self.lost_its_origin(path, at, since),
+                Some(before) => before.born >= since && mark(at.0, Some(at.1), ORIGIN).is_some(),
+            };
             self.push(path, before, Some(stamp), since, lost);
         }
         Ok(())
@@ -156,11 +188,10 @@ impl Walk<'_> {
     /// A copy, in a directory that the host has or had too and in which it has changed something: the copy's origin was
     /// deleted there, if it was not renamed by the job.
     fn lost_its_origin(&self, path: &Path, (directory, name): (&OwnedFd, &OsStr), since: Time) -> bool {
-        const ORIGIN: &CStr = c"user.overlay.origin";
         let parent = path.parent().unwrap_or(Path::new(""));
         let merged = parent.as_os_str().is_empty() || mark(directory, None, ORIGIN).is_some();
         let touched = match Stamp::at(&self.ground.lower, parent) {
-            Ok(Some(around)) => around.changed >= self.by_the_host(since) - COARSE,
+            Ok(Some(around)) => around.changed >= self.by_the_host(since),
             _ => true,
         };
         merged && touched && mark(directory, Some(name), ORIGIN).is_some()
@@ -170,7 +201,7 @@ impl Walk<'_> {
     fn by_the_host(&self, since: Time) -> Time {
         match self.layer.about.applied {
             0 => since,
-            applied => since.max(applied + COARSE + 1),
+            applied => since.max(applied + 1),
         }
     }
 

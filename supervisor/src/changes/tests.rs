@@ -85,6 +85,7 @@ impl World {
         let tree = self.tree();
         let mut layer = Layer::take(&tree, std::slice::from_ref(&tree.path)).unwrap();
         layer.begin(&tree).unwrap();
+        crate::clock::await_tick();
         let upper = layer.dir.join("0/upper");
         write(&upper.join("change"), "changed\n");
         write(&upper.join("new"), "new\n");
@@ -246,8 +247,8 @@ fn nothing_is_applied_when_the_host_has_changed_the_same() {
     assert_eq!((applied.done, applied.refused.len()), (1, 1), "{applied:?}");
     assert!(world.ws().join("new").exists() && !world.ws().join("made").exists());
 
-    let ours = Wanted { paths: vec![spot("change")], ours: vec![spot("change")], ..Wanted::default() };
-    assert_eq!(world.apply(&ours).done, 1);
+    let taken = Wanted { paths: vec![spot("change")], take: vec![spot("change")], ..Wanted::default() };
+    assert_eq!(world.apply(&taken).done, 1);
     assert_eq!(std::fs::read_to_string(world.ws().join("change")).unwrap(), "changed\n");
 
     // A directory that something of the host stays in stays itself; the rest of it goes.
@@ -327,7 +328,7 @@ fn parts(tree: &Tree) -> Vec<Part> {
 
 fn take(world: &World) -> u64 {
     let held = world.held();
-    checkpoint::take(&held, &parts(&held.tree), &[&held.tree.root], None).unwrap().number
+    checkpoint::take(&held, &parts(&held.tree), &[&held.tree.root], None, String::new()).unwrap().number
 }
 
 fn roll_back(world: &World, number: u64) {
