@@ -92,7 +92,7 @@ impl Prepared {
     pub(crate) fn take_layer(&mut self, args: &PolicyArgs) -> Result<Option<Overlaid>, Error> {
         let planned = |step: &MountStep| matches!(step, MountStep::Overlay { layer: Layer::Planned, .. });
         let Some(works) = self.keeps.as_ref().filter(|_| self.plan.mounts.iter().any(planned)) else { return Ok(None) };
-        let overlaid = changes::overlay(&self.caller, &self.trees)?;
+        let overlaid = changes::overlay(&self.caller, &self.trees, &self.policy.guard)?;
         let trees: Vec<_> = overlaid.sources()?.into_iter().map(|(path, source)| (path, Layer::Kept(source))).collect();
         let places = Places { kept: Some(Kept { trees: &trees, works }), ..Places::default() };
         self.plan = engine::compile(&self.policy, &self.host, &self.survey, args, &self.caller, places)?;

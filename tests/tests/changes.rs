@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use hermes_tests::{
@@ -89,6 +90,27 @@ fn symlinks_in_the_place_of_what_tools_obey_wait() {
     assert_eq!([".vscode", ".git/hooks", ".git/config"].map(is_link), [false; 3]);
     sandbox.changes(&["apply", "--with-guarded"]).ok();
     assert_eq!([".vscode", ".git/hooks", ".git/config"].map(is_link), [true; 3]);
+}
+
+#[test]
+fn what_the_policy_of_the_run_guards_waits_too() {
+    need!("git");
+    let sandbox = Sandbox::overlaid();
+    git(&sandbox, &["init", "-q", "."]).ok();
+    git(&sandbox, &["config", "core.hooksPath", "tools/hooks"]).ok();
+    let profile = sandbox.outside.join("profile.toml");
+    let text = "schema = 1\ndescription = \"t\"\nincludes = [\"agent\"]\n[filesystem]\nguard = [\"deploy.sh\"]\nunguard = [\"sub/.envrc\"]\n";
+    sandbox.write(&profile, text);
+    let sandbox = sandbox.flags([Path::new("--profile"), &profile]);
+    let_files_age();
+    let plant = "mkdir -p sub tools/hooks; for f in deploy.sh sub/.envrc .envrc tools/hooks/pre-push other; do echo x > $f; chmod +x $f; done";
+    sandbox.sh(plant).ok();
+    let applied = sandbox.changes(&["apply"]);
+    let there = |path: &str| sandbox.workspace.join(path).exists();
+    let all = ["deploy.sh", "sub/.envrc", ".envrc", "tools/hooks/pre-push", "other"];
+    assert_eq!(all.map(there), [false, true, false, false, true], "{}", applied.report());
+    sandbox.changes(&["apply", "--with-guarded"]).ok();
+    assert_eq!(all.map(there), [true; 5]);
 }
 
 #[test]

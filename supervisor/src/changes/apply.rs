@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 
 use super::decide::{Decision, Wanted, covered, decide};
-use super::guarded::with_shipped;
+use super::guarded::{Guard, readable};
 use super::journal::{self, Aftermath, Content, Failed, Journal, Spot, Wish};
 use super::layer::{self, Found, Layer};
 use super::node::{Kind, Stamp};
@@ -115,13 +115,21 @@ pub(crate) struct Applied {
     pub(crate) left: bool,
 }
 
-/// Carries changes to the host: all of them or none, or with named paths those that can be.
-pub(crate) fn apply(held: &Held, layer: Layer, wanted: &Wanted) -> Result<Applied, Error> {
+/// Carries changes to the host: all of them or none, or with named paths those that can be; what tools of the host obey
+/// only `with_guarded`.
+pub(crate) fn apply(held: &Held, layer: Layer, wanted: &Wanted, with_guarded: bool) -> Result<Applied, Error> {
     let tree = &held.tree;
     let (found, grounds) = scan(&layer, tree)?;
     found.must_have(&layer.about.parts, &wanted.paths)?;
     found.must_have(&layer.about.parts, &wanted.take)?;
-    let decision = with_shipped(&tree.path, |rules| decide(&found, &grounds, wanted, rules));
+    let readable = readable();
+    let guard = || {
+        Guard::new(&layer.about.guard, tree, &readable)
+            .map_err(|e| Error::setup(format!("cannot look for guarded files in {}: {e}", output::path(&tree.path))))
+    };
+    let guard = if with_guarded { None } else { Some(guard()?) };
+    let mut decision = decide(&found, &grounds, wanted, guard.as_ref());
+    drop(guard);
     let mut applied = told(&decision, &found);
     applied.nothing = !decision.refused.is_empty() && wanted.paths.is_empty();
     if applied.nothing {
@@ -140,10 +148,12 @@ pub(crate) fn apply(held: &Held, layer: Layer, wanted: &Wanted) -> Result<Applie
             path: change.path.clone(),
             before: change.before,
             after: change.after,
-            content: change
-                .after
-                .filter(|after| matches!(after.kind(), Kind::File | Kind::Symlink))
-                .map(|_| Content::Layer(&grounds[change.part].upper)),
+            content: change.after.filter(|after| matches!(after.kind(), Kind::File | Kind::Symlink)).map(|_| {
+                match decision.rewritten.remove(&spot(change)) {
+                    Some(text) => Content::Text(text),
+                    None => Content::Layer(&grounds[change.part].upper),
+                }
+            }),
             rank: rank(&change.path, change.part > 0),
         });
         let roots: Vec<&Root> = grounds.iter().map(|ground| &ground.lower).collect();
@@ -176,8 +186,7 @@ fn told(decision: &Decision<'_>, found: &Scan) -> Applied {
 /// Removes a layer in which nothing waits any more; true when something does.
 pub(crate) fn tidy(layer: Layer, tree: &Tree) -> Result<bool, Error> {
     let (found, grounds) = scan(&layer, tree)?;
-    let all = Wanted { with_guarded: true, ..Wanted::default() };
-    let decision = with_shipped(&tree.path, |rules| decide(&found, &grounds, &all, rules));
+    let decision = decide(&found, &grounds, &Wanted::default(), None);
     let left = !(decision.go.is_empty() && decision.refused.is_empty() && found.unreachable.is_empty());
     if !left {
         layer.discard();

@@ -276,8 +276,8 @@ fn apply(of: &ChangesOf, paths: &[PathBuf], take: &[PathBuf], with_guarded: bool
     let opened = open(of)?;
     let layer = opened.layer(of.layer)?;
     let (number, parts) = (layer.number, layer.about.parts.clone());
-    let wanted = Wanted { paths: opened.spots(paths, &parts)?, take: opened.spots(take, &parts)?, with_guarded };
-    let applied = apply::apply(opened.held()?, layer, &wanted)?;
+    let wanted = Wanted { paths: opened.spots(paths, &parts)?, take: opened.spots(take, &parts)? };
+    let applied = apply::apply(opened.held()?, layer, &wanted, with_guarded)?;
     report::applied(&applied, &parts);
     if applied.nothing {
         let together = applied.refused.iter().any(|(_, why)| why.starts_with(repository::BOTH));

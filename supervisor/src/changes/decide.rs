@@ -1,13 +1,13 @@
 //! Which changes of a layer may go to the host, and why the others may not.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::AtFlags;
 use nix::unistd::{AccessFlags, faccessat};
 
-use super::guarded;
+use super::guarded::{Guard, Verdict};
 use super::journal::Spot;
 use super::layer::Ground;
 use super::node::{self, Kind, Stamp};
@@ -15,7 +15,6 @@ use super::order;
 use super::repository::{self, Asked, Repositories};
 use super::scan::{Change, Scan, same_things};
 use crate::beneath::Root;
-use crate::guard::rules::TreeRules;
 use crate::guard::snapshot::{Is, Seen};
 
 /// Files that are looked into for a decision.
@@ -28,8 +27,6 @@ pub(crate) struct Wanted {
     pub(crate) paths: Vec<Spot>,
     /// Where the layer's version goes over what the host has now.
     pub(crate) take: Vec<Spot>,
-    /// Also what tools of the host obey.
-    pub(crate) with_guarded: bool,
 }
 
 /// What is to be done with each change.
@@ -37,6 +34,8 @@ pub(crate) struct Wanted {
 pub(crate) struct Decision<'a> {
     /// Goes to the host.
     pub(crate) go: Vec<&'a Change>,
+    /// What goes of those of them that do not go as they are.
+    pub(crate) rewritten: BTreeMap<Spot, Vec<u8>>,
     /// Would go, but the host has changed the same path, or does not let it be changed: what to say.
     pub(crate) refused: Vec<(&'a Change, String)>,
     /// Waits for `--with-guarded`, and why.
@@ -56,8 +55,8 @@ pub(crate) fn covered(wanted: &[Spot], part: usize, path: &Path) -> bool {
     wanted.iter().any(|wanted| wanted.part == part && path.starts_with(&wanted.path))
 }
 
-/// Decides about every change.
-pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, rules: &TreeRules<'_>) -> Decision<'a> {
+/// Decides about every change. Without `guard` what tools of the host obey goes, too.
+pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, guard: Option<&Guard<'_>>) -> Decision<'a> {
     let mut decision = Decision::default();
     let asked = |change: &Change| {
         let named = |spots: &[Spot]| covered(spots, change.part, &change.path);
@@ -88,13 +87,21 @@ pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, ru
         let ground = &grounds[change.part];
         if order::is_lock(&change.path, change.part > 0) {
             decision.locks.push(change);
-        } else if let Some(why) = never(change) {
+            continue;
+        }
+        if let Some(why) = never(change) {
             decision.never.push((change, why));
-        } else if !wanted.with_guarded
-            && let Some(why) = guarded(change, ground, rules)
-        {
-            decision.guarded.push((change, why));
-        } else if let Some(why) = forbidden(change, ground) {
+            continue;
+        }
+        let rewritten = match guard.map_or(Verdict::Free, |guard| judge(change, ground, guard)) {
+            Verdict::Guarded(why) => {
+                decision.guarded.push((change, why));
+                continue;
+            }
+            Verdict::Rewritten(text) => Some(text),
+            Verdict::Free => None,
+        };
+        if let Some(why) = forbidden(change, ground) {
             decision.refused.push((change, why));
         } else if repository::same_index(change, ground) {
             decision.moot.push(change);
@@ -103,7 +110,12 @@ pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, ru
         } else {
             match collides(change, ground).filter(|_| !covered(&wanted.take, change.part, &change.path)) {
                 Some(why) => decision.refused.push((change, why)),
-                None => decision.go.push(change),
+                None => {
+                    if let Some(text) = rewritten {
+                        decision.rewritten.insert(spot(), text);
+                    }
+                    decision.go.push(change);
+                }
             }
         }
     }
@@ -133,19 +145,20 @@ fn never(change: &Change) -> Option<&'static str> {
     }
 }
 
-fn guarded(change: &Change, ground: &Ground, rules: &TreeRules<'_>) -> Option<String> {
+fn judge(change: &Change, ground: &Ground, guard: &Guard<'_>) -> Verdict {
     // What is gone executes nothing.
-    let after = change.after?;
-    let now = what(&ground.upper, &change.path, &after)?;
+    let Some(after) = change.after else { return Verdict::Free };
+    let Some(now) = what(&ground.upper, &change.path, &after) else { return Verdict::Free };
     let before = change.before.and_then(|stamp| Some((what(&ground.lower, &change.path, &stamp)?, stamp.permissions())));
     // The rules name places below a workspace; a git directory outside is one as if it lay in it.
-    let path = match (change.part, in_repository(&change.path, &ground.lower)) {
+    let named = match (change.part, in_repository(&change.path, &ground.lower)) {
         (0, None) => change.path.clone(),
         (0, Some(inside)) => Path::new(".git").join(inside),
         _ => Path::new(".git").join(&change.path),
     };
     let before = before.as_ref().map(|(is, mode)| Seen { is, mode: *mode });
-    guarded::why(rules, &path, before, Seen { is: &now, mode: after.permissions() })
+    let here = (change.part == 0).then_some(change.path.as_path());
+    guard.judge(here, &named, before, Seen { is: &now, mode: after.permissions() })
 }
 
 /// The part of a git directory's hooks and configuration below a directory of the host that is one whatever it is called.

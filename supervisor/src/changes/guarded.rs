@@ -3,33 +3,86 @@
 //! The one seam to the workspace guard: what it would put aside after a run waits here.
 
 use std::ffi::OsStr;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use hermes_profiles::GuardRules;
+use hermes_profiles::guard::Rule;
 
 use super::order::in_git;
+use crate::guard;
+use crate::guard::quarantine::{Approved, Quarantine};
 use crate::guard::rules::TreeRules;
 use crate::guard::run::Readable;
 use crate::guard::settle::{Decision, decide};
 use crate::guard::snapshot::{Is, Seen};
+use crate::state::Tree;
 
-/// Why `path` needs a decision of its own; `None` when it does not.
-pub(crate) fn why(rules: &TreeRules<'_>, path: &Path, before: Option<Seen<'_>>, now: Seen<'_>) -> Option<String> {
+/// What the guard says to a change that is to reach the host.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It may.
+    Free,
+    /// This of it may: no text of a sandbox is taken for configuration as it is.
+    Rewritten(Vec<u8>),
+    /// It waits, and why.
+    Guarded(String),
+}
+
+/// The rules of every run that wrote to a layer, as they hold for the workspace now.
+pub(crate) struct Guard<'p> {
+    of_runs: Vec<TreeRules<'p>>,
+    approved: Approved,
+}
+
+impl<'p> Guard<'p> {
+    pub(crate) fn new(rules: &'p [GuardRules], tree: &Tree, readable: &'p Readable) -> io::Result<Self> {
+        let of_runs = rules.iter().map(|rules| guard::rules_of(tree, rules, readable)).collect::<io::Result<_>>()?;
+        Ok(Self { of_runs, approved: Quarantine::new(&tree.state).approved()? })
+    }
+
+    /// Judges a change by the strictest of them. `named` is the place whose rule holds, `path` where it really is in the workspace.
+    pub(crate) fn judge(&self, path: Option<&Path>, named: &Path, before: Option<Seen<'_>>, now: Seen<'_>) -> Verdict {
+        let approved = |rule: &Rule| path.is_some_and(|path| self.approved.has(&rule.id, path, now.is, now.mode));
+        let mut all = Verdict::Free;
+        for rules in &self.of_runs {
+            match judge(rules, named, before, now, &approved) {
+                Verdict::Free => {}
+                guarded @ Verdict::Guarded(_) => return guarded,
+                rewritten => all = rewritten,
+            }
+        }
+        all
+    }
+}
+
+fn judge(
+    rules: &TreeRules<'_>,
+    path: &Path,
+    before: Option<Seen<'_>>,
+    now: Seen<'_>,
+    approved: &dyn Fn(&Rule) -> bool,
+) -> Verdict {
+    let guarded = |rule: Option<&Rule>, why: &str| match rule {
+        Some(rule) if !approved(rule) => Verdict::Guarded(format!("{why}: {}", rule.runs)),
+        _ => Verdict::Free,
+    };
     let git = git_directory(path);
     if git.is_none() && is_head(path, now.is) && !before.is_some_and(|before| is_head(path, before.is)) {
-        return rules.by_id("git-buried").map(|rule| format!("is new: {}", rule.runs));
+        return guarded(rules.by_id("git-buried"), "is new");
     }
     if let Is::Link(target) = now.is
         && let Some(rule) = rules.leads_out(path, Path::new(OsStr::from_bytes(target)))
     {
-        return Some(format!("a symlink: {}", rule.runs));
+        return guarded(Some(rule), "a symlink");
     }
-    let rule = rules.rule_for(path, git, matches!(now.is, Is::Link(_)))?;
+    let Some(rule) = rules.rule_for(path, git, matches!(now.is, Is::Link(_))) else { return Verdict::Free };
     let also = |key: &str, value: &[u8]| git.is_some_and(|git| rules.leads_well(git, key, value));
-    match decide(rule, before, now, false, &also) {
-        Decision::PutAside { why, .. } => Some(format!("{why}: {}", rule.runs)),
-        Decision::Keep | Decision::Report(_) | Decision::Rewrite(_) => None,
+    match decide(rule, before, now, approved(rule), &also) {
+        Decision::PutAside { why, .. } => guarded(Some(rule), &why),
+        Decision::Rewrite(text) => Verdict::Rewritten(text),
+        Decision::Keep | Decision::Report(_) => Verdict::Free,
     }
 }
 
@@ -54,19 +107,29 @@ fn git_directory(path: &Path) -> Option<&Path> {
     path.ancestors().nth(inside.components().count())
 }
 
-/// Does something with the rules that ship, as they hold for the workspace at `tree`.
-pub(crate) fn with_shipped<T>(tree: &Path, what: impl FnOnce(&TreeRules<'_>) -> T) -> T {
-    let readable = Readable { granted: SYSTEM.map(Into::into).to_vec(), hidden: Vec::new() };
-    what(&TreeRules::new(&GuardRules::default(), tree, &[], &readable))
+/// What any sandbox may read: a symlink to it gives nothing away.
+pub(crate) fn readable() -> Readable {
+    Readable { granted: SYSTEM.map(Into::into).to_vec(), hidden: Vec::new() }
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use hermes_profiles::guard::Selector;
+
+    fn why_of(path: &str, before: Option<Seen<'_>>, now: Seen<'_>) -> Option<String> {
+        let (policy, readable) = (GuardRules::default(), readable());
+        let rules = TreeRules::new(&policy, Path::new("/w"), &[], &readable);
+        match judge(&rules, Path::new(path), before, now, &|_| false) {
+            Verdict::Guarded(why) => Some(why),
+            _ => None,
+        }
+    }
 
     fn why(path: &str, before: Option<Is>, now: Is) -> Option<String> {
         let before = before.as_ref().map(|is| Seen { is, mode: 0o644 });
-        with_shipped(Path::new("/w"), |rules| super::why(rules, Path::new(path), before, Seen { is: &now, mode: 0o644 }))
+        why_of(path, before, Seen { is: &now, mode: 0o644 })
     }
 
     fn file(text: &str) -> Is {
@@ -128,13 +191,35 @@ mod tests {
 
     #[test]
     fn a_hook_that_becomes_executable_is_guarded() {
-        let (is, path) = (file("#!/bin/sh\n"), Path::new(".git/hooks/pre-commit"));
-        let why = |mode| {
-            with_shipped(Path::new("/w"), |rules| {
-                super::why(rules, path, Some(Seen { is: &is, mode: 0o644 }), Seen { is: &is, mode })
-            })
-        };
+        let is = file("#!/bin/sh\n");
+        let why = |mode| why_of(".git/hooks/pre-commit", Some(Seen { is: &is, mode: 0o644 }), Seen { is: &is, mode });
         assert!(why(0o755).is_some());
         assert_eq!(why(0o600), None);
+    }
+
+    #[test]
+    fn the_strictest_policy_holds_and_what_was_approved_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let workspace = dir.path().join("ws");
+        std::fs::create_dir_all(workspace.join(".git/refs")).unwrap();
+        std::fs::create_dir_all(workspace.join(".git/objects")).unwrap();
+        std::fs::create_dir_all(workspace.join("tools/hooks")).unwrap();
+        std::fs::write(workspace.join(".git/HEAD"), "ref: refs/heads/main\n").unwrap();
+        std::fs::write(workspace.join(".git/config"), "[core]\n\thooksPath = tools/hooks\n").unwrap();
+        let tree = Tree::open(&dir.path().join("state"), &workspace, true).unwrap().unwrap();
+        let free = |text: &str| GuardRules { allow: vec![Selector::Anywhere(text.to_owned())], ..GuardRules::default() };
+        let add = |text: &str| GuardRules { add: vec![Selector::Anywhere(text.to_owned())], ..GuardRules::default() };
+        let readable = readable();
+        let is = file("#!/bin/sh\n");
+        let now = Seen { is: &is, mode: 0o755 };
+        let judge = |policies: &[GuardRules], path: &str| {
+            let path = Path::new(path);
+            Guard::new(policies, &tree, &readable).unwrap().judge(Some(path), path, None, now) != Verdict::Free
+        };
+        assert!(judge(&[GuardRules::default()], "tools/hooks/pre-commit"), "where the host's git looks for hooks");
+        assert!(!judge(&[GuardRules::default()], "deploy.sh") && judge(&[GuardRules::default(), add("deploy.sh")], "deploy.sh"));
+        assert!(!judge(&[free(".envrc")], ".envrc") && judge(&[free(".envrc"), GuardRules::default()], ".envrc"));
+        Quarantine::new(&tree.state).approve("direnv", Path::new(".envrc"), &is, 0o755).unwrap();
+        assert!(!judge(&[GuardRules::default()], ".envrc") && judge(&[GuardRules::default()], "sub/.envrc"));
     }
 }

@@ -36,6 +36,8 @@ pub(crate) enum Content<'a> {
     Layer(&'a Root),
     /// What a store that nobody else may write has from an offset on.
     Copy(&'a File, u64),
+    /// A file of these bytes.
+    Text(Vec<u8>),
     /// A symlink.
     Link(PathBuf),
 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use hermes_backends::host::Probe;
 use hermes_backends::plan::Source;
 use hermes_backends::step::{Step, StepError};
-use hermes_profiles::ospath;
+use hermes_profiles::{GuardRules, ospath};
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +41,8 @@ pub(crate) struct About {
     pub(crate) parts: Vec<Part>,
     /// When each sandbox with this layer began: what the host changes from then on, it has not seen.
     pub(crate) begun: Vec<Time>,
+    /// What the policies of these sandboxes said about guarded files.
+    pub(crate) guard: Vec<GuardRules>,
     /// When changes of it were last applied; 0 for never. That changes directories of the host, too.
     pub(crate) applied: Time,
 }
@@ -166,7 +168,8 @@ impl Layer {
             // What the merged root shows.
             std::fs::set_permissions(part.join("upper"), Permissions::from_mode(*mode))?;
         }
-        let about = About { parts: parts.into_iter().map(|(part, _)| part).collect(), begun: Vec::new(), applied: 0 };
+        let about =
+            About { parts: parts.into_iter().map(|(part, _)| part).collect(), begun: Vec::new(), guard: Vec::new(), applied: 0 };
         Ok(Self { number, dir, about, lock })
     }
 
@@ -177,7 +180,7 @@ impl Layer {
     }
 
     /// Notes that a sandbox begins with it.
-    pub(crate) fn begin(&mut self, tree: &Tree) -> Result<(), Error> {
+    pub(crate) fn begin(&mut self, tree: &Tree, guard: &GuardRules) -> Result<(), Error> {
         for ground in self.grounds(tree)? {
             let Some(path) = &ground.index_of else { continue };
             // One that the layer has its own version of was kept when that began.
@@ -189,6 +192,9 @@ impl Layer {
                     None => std::fs::remove_file(&ground.index),
                 };
             }
+        }
+        if !self.about.guard.contains(guard) {
+            self.about.guard.push(guard.clone());
         }
         self.about.begun.push(clock::mark());
         store::write_through(&self.dir.join("about"), &self.about).map_err(|e| refuse(tree, &e))
@@ -310,7 +316,7 @@ mod tests {
         let parts = [tree.path.clone()];
         let take = || {
             let mut layer = Layer::take(&tree, &parts).unwrap();
-            layer.begin(&tree).unwrap();
+            layer.begin(&tree, &GuardRules::default()).unwrap();
             layer
         };
         let first = take();

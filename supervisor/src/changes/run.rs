@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use hermes_backends::plan::Source;
-use hermes_profiles::{Access, Caller};
+use hermes_profiles::{Access, Caller, GuardRules};
 use nix::unistd::{AccessFlags, access};
 
 use super::apply::{Held, tidy};
@@ -53,8 +53,8 @@ pub(crate) struct Overlaid {
     layer: Layer,
 }
 
-/// Takes a layer for `trees`, of which the first is the workspace.
-pub(crate) fn overlay(caller: &Caller, trees: &[PathBuf]) -> Result<Overlaid, Error> {
+/// Takes a layer for `trees`, of which the first is the workspace. `guard` is what the policy says about guarded files.
+pub(crate) fn overlay(caller: &Caller, trees: &[PathBuf], guard: &GuardRules) -> Result<Overlaid, Error> {
     let workspace = trees.first().ok_or_else(|| Error::setup("there is no workspace"))?;
     let held = hold(caller, workspace)?;
     let mut layer = Layer::take(&held.tree, trees)?;
@@ -67,7 +67,7 @@ pub(crate) fn overlay(caller: &Caller, trees: &[PathBuf]) -> Result<Overlaid, Er
         let (layers, list) = (if others.len() == 1 { "layer" } else { "layers" }, others.join(", "));
         output::complain(&format!("goes on with layer {}, not with {layers} {list}", layer.number));
     }
-    layer.begin(&held.tree)?;
+    layer.begin(&held.tree, guard)?;
     Ok(Overlaid { tree: held.tree, layer })
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
@@ -30,6 +30,7 @@ pub(crate) fn put(stage: &OwnedFd, number: u32, wish: &Wish<'_>, content: &Conte
     let name = number.to_string();
     let Some(after) = wish.after else { return Ok(()) };
     match content {
+        Content::Text(text) => new_file(stage, &name)?.write_all(text)?,
         Content::Link(to) => nix::unistd::symlinkat(to.as_path(), stage, name.as_str())?,
         Content::Layer(layer) if after.kind() == Kind::Symlink => {
             nix::unistd::symlinkat(node::target(layer, &wish.path)?.as_path(), stage, name.as_str())?;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use hermes_profiles::GuardRules;
 use nix::sys::stat::{Mode, SFlag, mknod};
 
 use super::apply::{self, Held};
@@ -84,7 +85,7 @@ impl World {
         std::thread::sleep(std::time::Duration::from_millis(60));
         let tree = self.tree();
         let mut layer = Layer::take(&tree, std::slice::from_ref(&tree.path)).unwrap();
-        layer.begin(&tree).unwrap();
+        layer.begin(&tree, &GuardRules::default()).unwrap();
         crate::clock::await_tick();
         let upper = layer.dir.join("0/upper");
         write(&upper.join("change"), "changed\n");
@@ -107,7 +108,11 @@ impl World {
     }
 
     fn apply(&self, wanted: &Wanted) -> apply::Applied {
-        apply::apply(&self.held(), self.layer().unwrap(), wanted).unwrap()
+        apply::apply(&self.held(), self.layer().unwrap(), wanted, false).unwrap()
+    }
+
+    fn apply_everything(&self) -> apply::Applied {
+        apply::apply(&self.held(), self.layer().unwrap(), &Wanted::default(), true).unwrap()
     }
 }
 
@@ -121,10 +126,6 @@ fn whiteout(path: &Path) {
 
 fn opaque(path: &Path) {
     rustix::fs::setxattr(path, c"user.overlay.opaque", b"y", rustix::fs::XattrFlags::empty()).unwrap();
-}
-
-fn everything() -> Wanted {
-    Wanted { with_guarded: true, ..Wanted::default() }
 }
 
 fn expected(world: &World) -> Picture {
@@ -167,7 +168,7 @@ fn everything_that_a_layer_can_say_comes_to_the_host() {
     let world = World::new();
     let after = expected(&world);
     world.overlaid();
-    let applied = world.apply(&everything());
+    let applied = world.apply_everything();
     assert!(applied.refused.is_empty() && !applied.left, "{applied:?}");
     assert_eq!(picture(&world.ws()), after);
     assert!(world.layer().is_none(), "an empty layer goes");
@@ -182,7 +183,7 @@ fn what_tools_obey_waits_until_it_is_asked_for() {
     assert!(!world.ws().join(".envrc").exists() && world.ws().join("new").exists());
     let left: Vec<_> = scan(&world.layer().unwrap(), &world.tree()).unwrap().0.changes;
     assert_eq!(left.iter().map(|change| change.path.to_str().unwrap()).collect::<Vec<_>>(), [".envrc"]);
-    assert!(!world.apply(&everything()).left);
+    assert!(!world.apply_everything().left);
     assert!(world.ws().join(".envrc").exists() && world.layer().is_none());
 }
 
@@ -192,7 +193,7 @@ fn killed_at_any_moment_the_next_command_finishes_it_or_nothing_happened() {
         let world = World::new();
         let (before, after) = (picture(&world.ws()), expected(&world));
         world.overlaid();
-        if killed_at(n, || world.apply(&everything())).is_some() {
+        if killed_at(n, || world.apply_everything()).is_some() {
             assert!(n > 20, "only {n} places");
             break;
         }
@@ -201,7 +202,7 @@ fn killed_at_any_moment_the_next_command_finishes_it_or_nothing_happened() {
         if now != after {
             assert_eq!(now, before, "killed at {n}");
             assert!(world.layer().is_some(), "killed at {n}: the layer is lost");
-            assert!(!world.apply(&everything()).left);
+            assert!(!world.apply_everything().left);
         }
         assert_eq!(picture(&world.ws()), after, "killed at {n}");
         let left = std::fs::read_dir(world.tree().state).unwrap().map(|e| e.unwrap().file_name());
@@ -218,11 +219,11 @@ fn killed_twice_is_no_worse() {
             let world = World::new();
             let after = expected(&world);
             world.overlaid();
-            assert!(killed_at(n, || world.apply(&everything())).is_none());
+            assert!(killed_at(n, || world.apply_everything()).is_none());
             killed_at(m, || drop(world.held()));
             drop(world.held());
             if world.layer().is_some() {
-                world.apply(&everything());
+                world.apply_everything();
             }
             assert_eq!(picture(&world.ws()), after, "killed at {n}, then at {m}");
         }
@@ -236,7 +237,7 @@ fn nothing_is_applied_when_the_host_has_changed_the_same() {
     write(&world.ws().join("change"), "by the host\n");
     write(&world.ws().join("dir/new by the host"), "x");
     let before = picture(&world.ws());
-    let applied = world.apply(&everything());
+    let applied = world.apply_everything();
     let refused: Vec<_> = applied.refused.iter().map(|(spot, _)| spot.path.to_str().unwrap()).collect();
     assert!(applied.nothing && refused.contains(&"change") && refused.contains(&"dir/new by the host"), "{refused:?}");
     assert_eq!(picture(&world.ws()), before);
@@ -247,7 +248,7 @@ fn nothing_is_applied_when_the_host_has_changed_the_same() {
     assert_eq!((applied.done, applied.refused.len()), (1, 1), "{applied:?}");
     assert!(world.ws().join("new").exists() && !world.ws().join("made").exists());
 
-    let taken = Wanted { paths: vec![spot("change")], take: vec![spot("change")], ..Wanted::default() };
+    let taken = Wanted { paths: vec![spot("change")], take: vec![spot("change")] };
     assert_eq!(world.apply(&taken).done, 1);
     assert_eq!(std::fs::read_to_string(world.ws().join("change")).unwrap(), "changed\n");
 
@@ -263,7 +264,7 @@ fn the_same_change_on_both_sides_is_none() {
     let world = World::new();
     world.overlaid();
     write(&world.ws().join("change"), "changed\n");
-    let applied = world.apply(&everything());
+    let applied = world.apply_everything();
     assert!(applied.refused.is_empty() && !applied.left, "{applied:?}");
 }
 
@@ -280,7 +281,7 @@ fn single_paths_leave_the_meaning_of_the_rest() {
     let left: Vec<_> = scan(&world.layer().unwrap(), &world.tree()).unwrap().0.changes;
     assert!(left.iter().any(|change| change.path == Path::new("again/old") && change.is_deletion()), "{left:?}");
     assert!(left.iter().all(|change| change.path != Path::new("again/in/older")));
-    world.apply(&everything());
+    world.apply_everything();
     assert_eq!(picture(&world.ws()), after);
 }
 

@@ -41,7 +41,7 @@ use quarantine::Quarantine;
 pub(crate) use reach::{concerns, touch};
 use reach::{readable, skips, writable_trees};
 use rules::{TreeRules, is_in_dot_git};
-use run::{Record, Repository, Run, TreeRecord};
+use run::{Readable, Record, Repository, Run, TreeRecord};
 use settle::{Outcome, settle_tree};
 use snapshot::{Is, Snapshot};
 pub(crate) use tell::tell;
@@ -209,18 +209,9 @@ impl Guards {
             let known = tree.state.join("index");
             let old: Option<Snapshot> = store::read_if_known(&known).map_err(failed)?;
             let aliases = old.as_ref().map(|old| old.aliases.clone()).unwrap_or_default();
-            let mut tree_rules = TreeRules::new(rules, &tree.path, &record.skips, readable).with_aliases(&aliases);
+            let tree_rules = TreeRules::new(rules, &tree.path, &record.skips, readable).with_aliases(&aliases);
             tree.root.insist(true);
-            let mut now = look(tree, &tree_rules, old.as_ref()).map_err(failed)?;
-            for _ in 0..MOST_STEPS {
-                let aliases = tree_rules.aliases_of(&now);
-                if aliases == now.aliases {
-                    break;
-                }
-                // What they lead to may have been passed by, and may lead on.
-                tree_rules = tree_rules.with_aliases(&aliases);
-                now = look(tree, &tree_rules, None).map_err(failed)?;
-            }
+            let (tree_rules, mut now) = survey(tree, tree_rules, old.as_ref()).map_err(failed)?;
             if now.renewed {
                 store::write_soon(&known, &now).map_err(failed)?;
             }
@@ -374,6 +365,26 @@ fn look(tree: &Tree, rules: &TreeRules<'_>, old: Option<&Snapshot>) -> io::Resul
     let mut now = Snapshot::take(&tree.root, tree.dev, rules, &rules.stamp(), old)?;
     now.aliases = rules.aliases().to_vec();
     Ok(now)
+}
+
+/// The names of a tree, and its rules with every other place of guarded files that they lead to.
+fn survey<'p>(tree: &Tree, mut rules: TreeRules<'p>, old: Option<&Snapshot>) -> io::Result<(TreeRules<'p>, Snapshot)> {
+    let mut now = look(tree, &rules, old)?;
+    for _ in 0..MOST_STEPS {
+        let aliases = rules.aliases_of(&now);
+        if aliases == now.aliases {
+            break;
+        }
+        // What they lead to may have been passed by, and may lead on.
+        rules = rules.with_aliases(&aliases);
+        now = look(tree, &rules, None)?;
+    }
+    Ok((rules, now))
+}
+
+/// What the guard would say to changes of a tree that is not being written.
+pub(crate) fn rules_of<'p>(tree: &Tree, rules: &'p GuardRules, readable: &'p Readable) -> io::Result<TreeRules<'p>> {
+    survey(tree, TreeRules::new(rules, &tree.path, &[], readable), None).map(|(rules, _)| rules)
 }
 
 /// Network file systems keep times of other machines, or none.

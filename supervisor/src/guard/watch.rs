@@ -87,7 +87,8 @@ impl Watch {
             configs: BTreeMap::new(),
             dirty: BTreeSet::new(),
             merge_at: None,
-            sweep_at: now + OFTEN,
+            // What came into being before the watch.
+            sweep_at: now,
             last_sweep: now,
             rested: now,
             ready: VecDeque::new(),
