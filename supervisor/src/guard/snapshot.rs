@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::sys::stat::FileStat;
@@ -32,8 +33,9 @@ pub(crate) struct Snapshot {
     pub(crate) stamp: String,
     /// Nanoseconds since 1970.
     taken: i64,
-    /// Parents before children.
-    dirs: Vec<Dir>,
+    /// Parents before children. Shared by looks between which nothing changed.
+    #[serde(with = "shared")]
+    dirs: Arc<Vec<Dir>>,
     /// Other places of guarded files that it was taken with.
     pub(crate) aliases: Vec<Alias>,
     /// Files that a killed supervisor left before they were whole.
@@ -206,7 +208,7 @@ impl Snapshot {
         let mut left: BTreeSet<&PathBuf> = known.keys().collect();
         for index in 0..self.dirs.len() {
             let at = self.path_of(index as u32);
-            self.dirs[index].held.retain_mut(|held| {
+            Arc::make_mut(&mut self.dirs)[index].held.retain_mut(|held| {
                 let path = at.join(held.name());
                 left.remove(&path);
                 known.get(&path).is_some_and(|truth| {
@@ -219,7 +221,7 @@ impl Snapshot {
             let parent = path.parent();
             let holder = (0..self.dirs.len()).find(|index| Some(self.path_of(*index as u32).as_path()) == parent);
             if let Some(holder) = holder {
-                self.dirs[holder].held.push(known[path].clone());
+                Arc::make_mut(&mut self.dirs)[holder].held.push(known[path].clone());
             }
         }
     }
@@ -244,7 +246,7 @@ impl Snapshot {
     pub(crate) fn believe(&mut self, path: &Path, now: Held) {
         let parent = path.parent().unwrap_or(Path::new(""));
         let Some(index) = (0..self.dirs.len()).find(|index| self.path_of(*index as u32) == parent) else { return };
-        let held = &mut self.dirs[index].held;
+        let held = &mut Arc::make_mut(&mut self.dirs)[index].held;
         match held.iter_mut().find(|held| held.name == now.name) {
             Some(known) => *known = now,
             None => held.push(now),
@@ -253,6 +255,9 @@ impl Snapshot {
 
     /// What differs: guarded entries, then symlinks that no rule names and that are new or lead somewhere else.
     pub(crate) fn changes(&self, now: &Snapshot) -> (Vec<Change>, Vec<(PathBuf, PathBuf)>) {
+        if Arc::ptr_eq(&self.dirs, &now.dirs) {
+            return (Vec::new(), Vec::new());
+        }
         let mut before: BTreeMap<PathBuf, (Option<PathBuf>, &Held)> =
             self.held().map(|(path, git, held)| (path, (git, held))).collect();
         let mut changes = Vec::new();
@@ -267,6 +272,21 @@ impl Snapshot {
         let known = self.links();
         let new = now.links().into_iter().filter(|(path, target)| known.get(path) != Some(target));
         (changes, new.map(|(path, target)| (path, PathBuf::from(OsStr::from_bytes(target)))).collect())
+    }
+}
+
+/// A list that is shared is written like one that is not.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(shared: &Arc<Vec<T>>, serializer: S) -> Result<S::Ok, S::Error> {
+        shared.as_slice().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<Vec<T>>, D::Error> {
+        Vec::deserialize(deserializer).map(Arc::new)
     }
 }
 

@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -28,7 +29,7 @@ const GIT_DATA: &[&str] = &["objects", "refs", "logs", "lfs"];
 
 /// What a walk found.
 pub(super) struct Walked {
-    pub(super) dirs: Vec<Dir>,
+    pub(super) dirs: Arc<Vec<Dir>>,
     /// Files that a killed supervisor left before they were whole.
     pub(super) strays: Vec<PathBuf>,
     /// Was anything looked at closely?
@@ -37,11 +38,15 @@ pub(super) struct Walked {
 
 /// Walks over the tree, with an `old` snapshot over what changed since.
 pub(super) fn walk<R: Rules>(root: &Root, dev: u64, rules: &R, old: Option<&Snapshot>) -> Result<Walked, Errno> {
+    let seen = old.map(|old| old.seen_again(root)).unwrap_or_default();
+    if let Some(old) = old.filter(|old| old.is_unchanged(root, dev, &seen)) {
+        return Ok(Walked { dirs: Arc::clone(&old.dirs), strays: Vec::new(), renewed: false });
+    }
     let mut walk = Walk {
         root,
         dev,
         rules,
-        dirs: Vec::new(),
+        dirs: Vec::with_capacity(old.map_or(0, |old| old.dirs.len())),
         names: Vec::new(),
         buffer: Vec::with_capacity(BUFFER),
         renewed: Cell::new(false),
@@ -50,9 +55,9 @@ pub(super) fn walk<R: Rules>(root: &Root, dev: u64, rules: &R, old: Option<&Snap
     };
     match old {
         None => walk.enter(ROOT, b"", Path::new(""), None)?,
-        Some(old) => walk.refresh(old)?,
+        Some(old) => walk.refresh(old, &seen)?,
     }
-    Ok(Walked { dirs: walk.dirs, strays: walk.strays.take(), renewed: walk.renewed.get() })
+    Ok(Walked { dirs: Arc::new(walk.dirs), strays: walk.strays.take(), renewed: walk.renewed.get() })
 }
 
 /// A directory that was read.
@@ -107,12 +112,11 @@ impl<R: Rules> Walk<'_, R> {
     }
 
     /// Looks at every directory of `old` again, and closely at those that changed.
-    fn refresh(&mut self, old: &Snapshot) -> Result<(), Errno> {
+    fn refresh(&mut self, old: &Snapshot, seen: &[Result<Seen, Errno>]) -> Result<(), Errno> {
         let mut children: Option<BTreeMap<u32, Vec<u32>>> = None;
         // Where a directory of the old snapshot is in the new one.
         let mut moved: Vec<Option<u32>> = vec![None; old.dirs.len()];
         let mut path = Trail::default();
-        let seen = old.seen_again(self.root);
         for (index, dir) in old.dirs.iter().enumerate() {
             let parent = match dir.parent {
                 ROOT => ROOT,
@@ -342,6 +346,21 @@ impl Seen {
 const MANY: usize = 4000;
 
 impl Snapshot {
+    /// Is every directory, and every guarded entry, what it was? `seen` is what the directories are now.
+    fn is_unchanged(&self, root: &Root, dev: u64, seen: &[Result<Seen, Errno>]) -> bool {
+        let mut trail = Trail::default();
+        self.dirs.iter().zip(seen).enumerate().all(|(index, (dir, seen))| {
+            let settled = dir.ctime < self.taken - COARSE;
+            let same = |seen: &Seen| seen.directory && (seen.dev, seen.ino, seen.ctime) == (dev, dir.ino, dir.ctime);
+            let path = trail.to(&self.dirs, index);
+            let untouched = |held: &Held| {
+                let stat = root.stat(&path.join(held.name()));
+                stat.is_ok_and(|stat| held.untouched(stat.st_ino, ctime(&stat), stat.st_size, self.taken))
+            };
+            settled && seen.as_ref().is_ok_and(same) && dir.held.iter().all(untouched)
+        })
+    }
+
     /// Stats every directory again: one call each. A parent that is no directory any more is told by its own.
     fn seen_again(&self, root: &Root) -> Vec<Result<Seen, Errno>> {
         let root = root.as_fd();
