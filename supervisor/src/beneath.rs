@@ -1,12 +1,13 @@
 //! Reaching files below a directory that somebody hostile may write: by descriptor, never above it, never through a symlink.
 
-use std::cell::{Cell, RefCell};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2};
@@ -21,9 +22,9 @@ pub(crate) const TEMPORARY: &str = ".hermes-sandbox-";
 pub(crate) struct Root {
     fd: OwnedFd,
     /// Are directories that lost their rights given them back for as long as this lives?
-    insists: Cell<bool>,
+    insists: AtomicBool,
     /// Directories that were given rights, and the modes that they had.
-    opened: RefCell<Vec<(OwnedFd, u32)>>,
+    opened: Mutex<Vec<(OwnedFd, u32)>>,
 }
 
 impl Root {
@@ -34,18 +35,22 @@ impl Root {
 
     /// Takes a descriptor of a directory.
     pub(crate) fn from_fd(fd: OwnedFd) -> Self {
-        Self { fd, insists: Cell::new(false), opened: RefCell::default() }
+        Self { fd, insists: AtomicBool::new(false), opened: Mutex::default() }
     }
 
     /// From now on reaches what lies in directories of ours that somebody has taken the rights from. They lose them again
     /// with [`Root::close_up`].
     pub(crate) fn insist(&self, insists: bool) {
-        self.insists.set(insists);
+        self.insists.store(insists, Ordering::Relaxed);
+    }
+
+    fn opened(&self) -> MutexGuard<'_, Vec<(OwnedFd, u32)>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes back the rights that were given.
     pub(crate) fn close_up(&self) {
-        for (directory, mode) in self.opened.borrow_mut().drain(..).rev() {
+        for (directory, mode) in self.opened().drain(..).rev() {
             let _ = set_mode(&directory, mode);
         }
     }
@@ -60,7 +65,7 @@ impl Root {
 
     /// Gives the first directory on the way to `relative` that cannot be read, searched or written all rights of its owner.
     fn open_up(&self, relative: &Path) -> bool {
-        if !self.insists.get() || self.opened.borrow().len() >= MOST_OPENED {
+        if !self.insists.load(Ordering::Relaxed) || self.opened().len() >= MOST_OPENED {
             return false;
         }
         let step = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -71,7 +76,7 @@ impl Root {
             let mode = stat.st_mode & 0o7777;
             if mode & 0o700 != 0o700 && stat.st_uid == geteuid().as_raw() {
                 let done = set_mode(&next, mode | 0o700).is_ok();
-                self.opened.borrow_mut().push((next, mode));
+                self.opened().push((next, mode));
                 return done;
             }
             at = Some(next);
@@ -93,9 +98,11 @@ impl Root {
             .flags(flags)
             .mode(mode)
             .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        let mut again = true;
         loop {
             match openat2(&self.fd, relative, how) {
-                Err(Errno::EACCES) if self.open_up(relative) => {}
+                // Another thread may have opened it up meanwhile.
+                Err(Errno::EACCES) if self.open_up(relative) || std::mem::take(&mut again) => {}
                 // A rename outside met the look-up, openat2(2).
                 Err(Errno::EAGAIN) => {}
                 // Inside another sandbox, whose filter cannot see openat2's arguments, or before Linux 5.6.
@@ -118,9 +125,9 @@ impl Root {
         }
         let step = self.at(&first, OFlag::O_PATH | OFlag::O_DIRECTORY, Mode::empty())?;
         let step = Self::from_fd(step);
-        step.insists.set(self.insists.get());
+        step.insist(self.insists.load(Ordering::Relaxed));
         let found = step.at(&rest, flags, mode);
-        self.opened.borrow_mut().append(&mut step.opened.borrow_mut());
+        self.opened().append(&mut step.opened());
         found
     }
 

@@ -4,6 +4,7 @@
 //! changes the ctime, and no unprivileged process can set it. So a later look only stats the known directories and
 //! guarded files, lists the directories that changed, and reads the files that changed.
 
+mod again;
 mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -141,7 +142,13 @@ impl Snapshot {
     ///
     /// # Errors
     /// The tree itself cannot be read. What cannot be read inside it is left out: its owner's tools cannot either.
-    pub(crate) fn take<R: Rules>(root: &Root, dev: u64, rules: &R, stamp: &str, old: Option<&Snapshot>) -> Result<Self, Errno> {
+    pub(crate) fn take<R: Rules + Sync>(
+        root: &Root,
+        dev: u64,
+        rules: &R,
+        stamp: &str,
+        old: Option<&Snapshot>,
+    ) -> Result<Self, Errno> {
         let old = old.filter(|old| old.stamp == stamp && !old.dirs.is_empty());
         let taken = clock::now();
         let walked = walk(root, dev, rules, old)?;
