@@ -44,6 +44,8 @@ pub enum Request {
     Cover(Vec<Cover>),
     /// Start a job. Descriptors: one per `Stdio::Handed` in order.
     Spawn(Box<Spawn>),
+    /// Answered by [`Event::Ready`] when all that was asked before is done.
+    Ready,
     /// Open a pseudo-terminal for the next job; answered by [`Event::Terminal`].
     OpenTerminal,
     /// Send a signal to a job.
@@ -55,7 +57,7 @@ pub enum Request {
         /// To its process group, not only its leader.
         group: bool,
     },
-    /// Kill a job with all its descendants.
+    /// Kill a job with all its descendants, also what it has left in the background.
     Kill {
         /// Which.
         job: JobId,
@@ -162,16 +164,27 @@ pub struct Spawn {
     pub environment: Vec<Bytes>,
     /// Working directory.
     pub cwd: Bytes,
-    /// Descriptors 0, 1 and 2.
-    pub stdio: [Stdio; 3],
+    /// Descriptors from 0 on, at least three.
+    pub stdio: Vec<Stdio>,
     /// File mode creation mask.
     pub umask: u32,
     /// RLIMIT_NOFILE.
     pub open_files: Option<u64>,
     /// RLIMIT_FSIZE.
     pub file_size: Option<u64>,
-    /// The sandbox ends with this job.
-    pub last: bool,
+    /// What ends with it.
+    pub ends: Ends,
+}
+
+/// What ends when a job's first process has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ends {
+    /// The sandbox.
+    Sandbox,
+    /// Every process that it left.
+    Tree,
+    /// Nothing: what it left lives on until the job is killed or the sandbox ends.
+    Nothing,
 }
 
 /// A string of the operating system: any bytes but NUL.
@@ -214,7 +227,9 @@ pub enum Event {
         /// Why.
         error: StepError,
     },
-    /// The job's leader has ended and its tree is gone.
+    /// All that was asked before is done.
+    Ready,
+    /// The job's leader has ended, and with it what was to end.
     Exited {
         /// Which.
         job: JobId,

@@ -14,7 +14,7 @@ use hermes_backends::closure::DEFAULT_PATH;
 use hermes_backends::limits::cgroup::Cgroup;
 use hermes_backends::local::Sandbox;
 use hermes_backends::plan::Tier;
-use hermes_backends::wire::{Event, Spawn, Stdio};
+use hermes_backends::wire::{Ends, Event, Spawn, Stdio};
 use hermes_profiles::{Files, Overrides, Request};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -149,11 +149,11 @@ impl Confined {
             args: tool.command.iter().map(|arg| arg.as_bytes().to_vec()).collect(),
             environment: environment.iter().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat()).collect(),
             cwd: plan.cwd.as_os_str().as_bytes().to_vec(),
-            stdio: [Stdio::Handed, Stdio::Handed, Stdio::Null],
+            stdio: vec![Stdio::Handed, Stdio::Handed, Stdio::Null],
             umask: 0o077,
             open_files: plan.limits.open_files,
             file_size: plan.limits.file_size,
-            last: true,
+            ends: Ends::Sandbox,
         };
         sandbox.spawn(spawn, &[theirs_in.as_fd(), theirs_out.as_fd()]).map_err(setup)?;
         drop(procs);

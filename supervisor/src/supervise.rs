@@ -12,7 +12,7 @@ use hermes_backends::closure::DEFAULT_PATH;
 use hermes_backends::local::{HandedFd, Sandbox};
 use hermes_backends::plan::Plan;
 use hermes_backends::step::{Step, StepError};
-use hermes_backends::wire::{Event as Answer, Request, Spawn, Stdio};
+use hermes_backends::wire::{Ends, Event as Answer, Request, Spawn, Stdio};
 use hermes_profiles::ospath;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -159,11 +159,11 @@ fn spawn(plan: &Plan, command: &[OsString], environment: Vec<(OsString, OsString
         args: command.iter().map(|arg| arg.as_bytes().to_vec()).collect(),
         environment: environment.into_iter().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat()).collect(),
         cwd: plan.cwd.as_os_str().as_bytes().to_vec(),
-        stdio: descriptors.map(|descriptor| descriptor.kind),
+        stdio: descriptors.iter().map(|descriptor| descriptor.kind).collect(),
         umask: mask.bits(),
         open_files: plan.limits.open_files,
         file_size: plan.limits.file_size,
-        last: true,
+        ends: Ends::Sandbox,
     }
 }
 
@@ -326,7 +326,7 @@ impl Session<'_> {
                 }
                 Ok(None)
             }
-            Some((Answer::Terminal | Answer::TerminalFailed(_), _)) => Ok(None),
+            Some((Answer::Ready | Answer::Terminal | Answer::TerminalFailed(_), _)) => Ok(None),
         }
     }
 

@@ -9,7 +9,6 @@
 //! the set-up and the first job, which on a busy machine takes longer than the whole set-up. In the Landlock tier the
 //! first thread is the keeper, and the spawner a process.
 
-use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,13 +28,14 @@ use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getppid, setsid};
 
+use super::jobs::Jobs;
 use super::landlock::{Handed, keep_signals_in};
 use super::spawner::{Confinement, Spawner};
 use super::{broker, cover, root, spawner, sys, tree};
 use crate::limits::watchdog;
 use crate::plan::{MountStep, NetworkPlan, Tier};
 use crate::step::{At, Step, StepError};
-use crate::wire::{Channel, Cover, Event, JobId, Request, Setup, Spawn, Stdio};
+use crate::wire::{Channel, Cover, Ends, Event, JobId, Request, Setup, Spawn, Stdio};
 
 /// How often the watchdog looks while memory use is far from its limit.
 const WATCH_SLOW: Duration = Duration::from_millis(500);
@@ -68,14 +68,9 @@ struct Init {
     kept_in: bool,
     spawner: Spawner,
     children: SignalFd,
-    jobs: BTreeMap<JobId, Job>,
+    jobs: Jobs,
     terminal: Option<OwnedFd>,
     memory: Option<u64>,
-}
-
-struct Job {
-    pid: Pid,
-    last: bool,
 }
 
 /// What the first thread, which gives up all rights before the first job, asks the keeper for.
@@ -83,12 +78,12 @@ enum Task {
     /// Cover names; the answer goes to the supervisor.
     Cover(Vec<Cover>),
     /// Take over: the first job runs.
-    HandOver { listener: Option<OwnedFd>, jobs: BTreeMap<JobId, Job> },
+    HandOver { listener: Option<OwnedFd>, jobs: Jobs },
 }
 
 fn serve_namespaces(setup: Setup, mut fds: Vec<OwnedFd>, channel: &Arc<Channel>) -> Result<i32, StepError> {
     // Outlives its supervisor by nothing; the end of the control socket tells of a death before this line.
-    let children = prepare(&setup)?;
+    let (children, jobs) = prepare(&setup)?;
     prctl::set_pdeathsig(Signal::SIGKILL).at(Step::Spawn)?;
     if setup.network == NetworkPlan::Private {
         let any = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).at(Step::Loopback)?;
@@ -132,22 +127,22 @@ fn serve_namespaces(setup: Setup, mut fds: Vec<OwnedFd>, channel: &Arc<Channel>)
     drop(confinement);
     let gone = || StepError::new(Step::Thread, Errno::ESRCH);
     let cover = |covers| tasks.send(Task::Cover(covers)).is_ok() && done.recv().is_ok();
-    let Some(jobs) = first_job(channel, cover) else { return Ok(125) };
+    let Some(jobs) = first_job(channel, jobs, cover) else { return Ok(125) };
     tasks.send(Task::HandOver { listener, jobs }).map_err(|_| gone())?;
     desk.serve();
     Ok(125)
 }
 
 /// Starts the first job that the supervisor asks for, by the calling thread. `None` when the sandbox ends instead.
-fn first_job(channel: &Channel, cover: impl Fn(Vec<Cover>) -> bool) -> Option<BTreeMap<JobId, Job>> {
+fn first_job(channel: &Channel, mut jobs: Jobs, cover: impl Fn(Vec<Cover>) -> bool) -> Option<Jobs> {
     let mut terminal = None;
     loop {
         match channel.receive::<Request>() {
             Ok(Some((Request::OpenTerminal, _))) => terminal = give_terminal(channel),
             Ok(Some((Request::Spawn(spawn), fds))) => {
-                let (job, last) = (spawn.job, spawn.last);
                 let started = standard(&spawn, terminal.take(), fds).and_then(|stdio| spawner::start(&spawn, &stdio, false));
-                return Some(enter_job(channel, job, last, started).ok().into_iter().collect());
+                let _ = enter_job(channel, &mut jobs, (spawn.job, spawn.ends), started);
+                return Some(jobs);
             }
             Ok(Some((Request::Cover(covers), _))) => {
                 // A job that started before would write past the cover.
@@ -155,6 +150,7 @@ fn first_job(channel: &Channel, cover: impl Fn(Vec<Cover>) -> bool) -> Option<BT
                     return None;
                 }
             }
+            Ok(Some((Request::Ready, _))) => drop(channel.send(&Event::Ready, &[])),
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => return None,
         }
@@ -175,21 +171,29 @@ fn cover_names(channel: &Channel, covers: &[Cover]) {
     let _ = channel.send(&Event::Covered { failed }, &[]);
 }
 
-/// Tells the supervisor how a start went. Returns the entry of the table of jobs, or the step that failed.
-fn enter_job(channel: &Channel, job: JobId, last: bool, started: Result<Pid, StepError>) -> Result<(JobId, Job), Step> {
-    let (event, entry) = match started {
-        Ok(pid) => (Event::Started { job }, Ok((job, Job { pid, last }))),
+/// Tells the supervisor how a start went, and enters a job that runs. An error is the step that failed.
+fn enter_job(
+    channel: &Channel,
+    jobs: &mut Jobs,
+    (job, ends): (JobId, Ends),
+    started: Result<Pid, StepError>,
+) -> Result<(), Step> {
+    let (event, outcome) = match started {
+        Ok(pid) => {
+            jobs.started(job, pid, ends);
+            (Event::Started { job }, Ok(()))
+        }
         Err(error) => {
             let step = error.step;
             (Event::StartFailed { job, error }, Err(step))
         }
     };
     let _ = channel.send(&event, &[]);
-    entry
+    outcome
 }
 
 fn serve_landlock(setup: &Setup, mut fds: Vec<OwnedFd>, channel: &Channel) -> Result<i32, StepError> {
-    let children = prepare(setup)?;
+    let (children, jobs) = prepare(setup)?;
     sys::thread::become_subreaper().at(Step::Spawn)?;
     let (handed, _held) = split_handed(setup, &mut fds)?;
     let capable = nix::unistd::geteuid().is_root();
@@ -205,12 +209,12 @@ fn serve_landlock(setup: &Setup, mut fds: Vec<OwnedFd>, channel: &Channel) -> Re
     if capable {
         keep_only(&[]).at(Step::Capabilities)?;
     }
-    let (jobs, memory) = (BTreeMap::new(), setup.memory_watchdog);
+    let memory = setup.memory_watchdog;
     Ok(Init { tier: setup.tier, kept_in, spawner, children, jobs, terminal: None, memory }.serve(channel))
 }
 
-/// What comes first in both tiers. Returns where deaths of children are told.
-fn prepare(setup: &Setup) -> Result<SignalFd, StepError> {
+/// What comes first in both tiers. Returns where deaths of children are told, and an empty table of jobs.
+fn prepare(setup: &Setup) -> Result<(SignalFd, Jobs), StepError> {
     prctl::set_no_new_privs().at(Step::NoNewPrivileges)?;
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
     prctl::set_dumpable(false).at(Step::Spawn)?;
@@ -226,7 +230,8 @@ fn prepare(setup: &Setup) -> Result<SignalFd, StepError> {
     pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&blocked), None).at(Step::Spawn)?;
     let mut child = SigSet::empty();
     child.add(Signal::SIGCHLD);
-    SignalFd::with_flags(&child, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).at(Step::Spawn)
+    let children = SignalFd::with_flags(&child, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).at(Step::Spawn)?;
+    Ok((children, Jobs::prepare()))
 }
 
 /// Takes the handed files and what is only held off the end of the descriptors of the set-up; what is left are the trees.
@@ -335,23 +340,22 @@ impl Init {
             // Without a mount namespace there is nothing to cover with, and nobody asks.
             Request::Cover(_) if self.tier == Tier::Landlock => {}
             Request::Cover(covers) => cover_names(channel, &covers),
+            Request::Ready => drop(channel.send(&Event::Ready, &[])),
             Request::Spawn(spawn) => {
-                let job = spawn.job;
-                let last = spawn.last;
-                match enter_job(channel, job, last, self.spawn(*spawn, fds)) {
-                    Ok((job, entry)) => drop(self.jobs.insert(job, entry)),
-                    Err(Step::Spawner) => return Some(self.end()),
-                    Err(_) => {}
+                let named = (spawn.job, spawn.ends);
+                let started = self.spawn(*spawn, fds);
+                if enter_job(channel, &mut self.jobs, named, started) == Err(Step::Spawner) {
+                    return Some(self.end());
                 }
             }
             Request::Signal { job, signal, group } => {
-                if let (Some(job), Ok(signal)) = (self.jobs.get(&job), Signal::try_from(signal)) {
-                    let target = if group { Pid::from_raw(-job.pid.as_raw()) } else { job.pid };
+                if let (Some(pid), Ok(signal)) = (self.jobs.leader(job), Signal::try_from(signal)) {
+                    let target = if group { Pid::from_raw(-pid.as_raw()) } else { pid };
                     let _ = kill(target, signal);
                 }
             }
             Request::Kill { job } => {
-                if self.jobs.contains_key(&job) {
+                if self.jobs.kill(job).is_none() && self.jobs.leader(job).is_some() {
                     self.kill_all();
                 }
             }
@@ -361,6 +365,7 @@ impl Init {
 
     fn spawn(&mut self, spawn: Spawn, fds: Vec<OwnedFd>) -> Result<Pid, StepError> {
         let stdio = standard(&spawn, self.terminal.take(), fds)?;
+        self.jobs.mark_next(self.spawner.process());
         self.spawner.spawn(spawn, stdio)
     }
 
@@ -372,9 +377,7 @@ impl Init {
                 Ok(WaitStatus::StillAlive) | Err(_) => return None,
                 Ok(status) => status,
             };
-            let Some((&job, entry)) = status.pid().and_then(|pid| self.jobs.iter().find(|(_, job)| job.pid == pid)) else {
-                continue;
-            };
+            let Some(job) = status.pid().and_then(|pid| self.jobs.led_by(pid)) else { continue };
             let code = match status {
                 WaitStatus::Exited(_, code) => (code & 0xff) << 8,
                 WaitStatus::Signaled(_, signal, core) => signal as i32 | if core { 0x80 } else { 0 },
@@ -384,8 +387,7 @@ impl Init {
                 }
                 _ => continue,
             };
-            let last = entry.last;
-            self.jobs.remove(&job);
+            let last = self.jobs.ended(job).is_some_and(|ended| ended.ends == Ends::Sandbox);
             if last {
                 self.kill_all();
                 // What the event promises: nothing of the tree is left.

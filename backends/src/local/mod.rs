@@ -7,6 +7,7 @@ pub mod broker;
 mod cover;
 mod idmap;
 pub mod init;
+mod jobs;
 pub mod landlock;
 mod root;
 pub mod seccomp;

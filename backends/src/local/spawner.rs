@@ -8,7 +8,7 @@
 //! there, and its jobs are made children of init.
 
 use std::ffi::CString;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc;
 
 use caps::{CapSet, CapsHashSet};
@@ -28,7 +28,7 @@ use crate::plan::LandlockPlan;
 use crate::step::{At, Step, StepError};
 use crate::wire::{Channel, Spawn};
 
-/// The lowest number for descriptors that become 0 to 2, so that none is overwritten before it is copied.
+/// The lowest number for descriptors that become 0, 1, 2 and so on, so that none is overwritten before it is copied.
 const ABOVE_STDIO: i32 = 10;
 /// Milliseconds that a start may take: a job can stop the process that starts jobs, and init must not wait for ever.
 const PATIENCE: u16 = 10_000;
@@ -60,7 +60,12 @@ pub enum Spawner {
         answers: mpsc::Receiver<Answer>,
     },
     /// A child of init.
-    Process(Channel),
+    Process {
+        /// To the child.
+        channel: Channel,
+        /// The child.
+        pid: Pid,
+    },
 }
 
 impl Spawner {
@@ -74,7 +79,15 @@ impl Spawner {
                 orders.send((spawn, stdio)).map_err(|_| gone(Errno::ESRCH))?;
                 answers.recv().map_err(|_| gone(Errno::ESRCH))?
             }
-            Self::Process(channel) => order(channel, &spawn, &stdio),
+            Self::Process { channel, .. } => order(channel, &spawn, &stdio),
+        }
+    }
+
+    /// The process that jobs inherit from, 0 for the caller's own.
+    pub fn process(&self) -> i32 {
+        match self {
+            Self::Thread { .. } => 0,
+            Self::Process { pid, .. } => pid.as_raw(),
         }
     }
 }
@@ -114,10 +127,10 @@ impl Desk {
 pub fn start_process(confinement: Confinement) -> Result<(Spawner, Option<OwnedFd>), StepError> {
     let (ours, theirs) = Channel::pair().at(Step::Spawn)?;
     let init = getpid();
-    sys::process::fork(|| serve(theirs, confinement, init)).at(Step::Spawn)?;
+    let pid = sys::process::fork(|| serve(theirs, confinement, init)).at(Step::Spawn)?;
     let (confined, mut fds) = ours.receive::<Result<(), StepError>>().at(Step::Spawner)?.ok_or(gone(Errno::ESRCH))?;
     confined?;
-    Ok((Spawner::Process(ours), fds.pop()))
+    Ok((Spawner::Process { channel: ours, pid }, fds.pop()))
 }
 
 /// The life of the spawner process.
@@ -206,7 +219,10 @@ pub fn start(spawn: &Spawn, stdio: &[OwnedFd], sibling: bool) -> Answer {
         .iter()
         .map(|fd| fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(ABOVE_STDIO)).map(sys::fd::received).at(Step::Descriptor))
         .collect::<Result<_, _>>()?;
-    let [input, output, error] = above.as_slice() else { return Err(StepError::new(Step::Message, Errno::EBADMSG)) };
+    if !(3..ABOVE_STDIO as usize).contains(&above.len()) {
+        return Err(StepError::new(Step::Message, Errno::EBADMSG));
+    }
+    let raw: Vec<RawFd> = above.iter().map(AsRawFd::as_raw_fd).collect();
     let terminal = spawn.stdio.iter().position(|kind| *kind == crate::wire::Stdio::Terminal);
     let limits = [
         (Resource::RLIMIT_NOFILE, spawn.open_files),
@@ -222,7 +238,7 @@ pub fn start(spawn: &Spawn, stdio: &[OwnedFd], sibling: bool) -> Answer {
         args: &strings(&spawn.args)?,
         environment: &strings(&spawn.environment)?,
         cwd: &cwd,
-        stdio: [input.as_raw_fd(), output.as_raw_fd(), error.as_raw_fd()],
+        stdio: &raw,
         terminal,
         umask: spawn.umask,
         limits: &limits,

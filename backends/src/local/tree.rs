@@ -13,7 +13,7 @@ use crate::limits::watchdog;
 /// How long a kill may take: what forks without end can outrun it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-fn parents() -> Vec<(i32, i32)> {
+pub fn parents() -> Vec<(i32, i32)> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     entries
         .filter_map(|entry| {

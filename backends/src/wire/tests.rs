@@ -96,9 +96,10 @@ fn setups() -> impl Strategy<Value = Setup> {
 fn spawns() -> impl Strategy<Value = Spawn> {
     let stdio = || select(vec![Stdio::Handed, Stdio::Terminal, Stdio::Null]);
     let lists = [(); 3].map(|()| prop::collection::vec(bytes(), 0..4));
-    let numbers = any::<(u32, u32, Option<u64>, Option<u64>, bool)>();
-    (lists, bytes(), [stdio(), stdio(), stdio()], numbers).prop_map(
-        |([candidates, args, environment], cwd, stdio, (job, umask, open_files, file_size, last))| Spawn {
+    let ends = select(vec![Ends::Sandbox, Ends::Tree, Ends::Nothing]);
+    let numbers = (any::<(u32, u32, Option<u64>, Option<u64>)>(), ends);
+    (lists, bytes(), prop::collection::vec(stdio(), 0..5), numbers).prop_map(
+        |([candidates, args, environment], cwd, stdio, ((job, umask, open_files, file_size), ends))| Spawn {
             job,
             candidates,
             args,
@@ -108,7 +109,7 @@ fn spawns() -> impl Strategy<Value = Spawn> {
             umask,
             open_files,
             file_size,
-            last,
+            ends,
         },
     )
 }
@@ -209,11 +210,11 @@ fn spawn_of(length: usize) -> Request {
         args: vec![vec![b'x'; length]],
         environment: Vec::new(),
         cwd: b"/".to_vec(),
-        stdio: [Stdio::Handed, Stdio::Null, Stdio::Terminal],
+        stdio: vec![Stdio::Handed, Stdio::Null, Stdio::Terminal],
         umask: 0o22,
         open_files: None,
         file_size: None,
-        last: true,
+        ends: Ends::Sandbox,
     }))
 }
 

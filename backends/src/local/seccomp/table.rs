@@ -5,6 +5,7 @@
 //! the answer where programs know how to do without the call, EPERM where a refusal is what they expect.
 
 use nix::errno::Errno::{self, EACCES, EAFNOSUPPORT, ENOPROTOOPT, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT, ESOCKTNOSUPPORT};
+use nix::sys::resource::Resource;
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 use syscalls::{aarch64, x86_64};
@@ -116,6 +117,11 @@ fn word(argument: u8, operator: SeccompCmpOp, value: u32) -> SeccompCondition {
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value.into()).expect("a system call has six arguments")
 }
 
+/// A condition on all 64 bits of an argument.
+fn long(argument: u8, operator: SeccompCmpOp, value: u64) -> SeccompCondition {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Qword, operator, value).expect("a system call has six arguments")
+}
+
 fn case(conditions: impl Into<Vec<SeccompCondition>>, then: Verdict) -> Case {
     Case { when: SeccompRule::new(conditions.into()).expect("a case has conditions"), then }
 }
@@ -182,9 +188,15 @@ pub(super) fn rulings(plan: &SeccompPlan, arch: Arch) -> Vec<Ruling> {
     }
 
     let reason = "acts on other processes of the same user, which Landlock does not cover; 0 means the caller";
-    for call in [call!(prlimit64), call!(move_pages), call!(migrate_pages)] {
+    for call in [call!(move_pages), call!(migrate_pages)] {
         rule(call, vec![case([word(0, Eq, 0)], Allow)], Errno(EPERM), reason);
     }
+    let mark = Resource::RLIMIT_RTTIME as u32;
+    let query = case([word(0, Eq, 0), long(2, Eq, 0)], Allow);
+    let others = case([word(0, Eq, 0), word(1, Ne, mark)], Allow);
+    rule(call!(prlimit64), vec![query, others], Errno(EPERM), reason);
+    let reason = "tells which job a process belongs to";
+    rule(call!(setrlimit), vec![case([word(0, Eq, mark)], Errno(EPERM))], Allow, reason);
     // Without an IPC namespace there is no process namespace either: the two tiers differ in both.
     if plan.deny_ipc {
         for (call, oneself) in [(call!(setpriority), PRIO_PROCESS), (call!(ioprio_set), IOPRIO_WHO_PROCESS)] {

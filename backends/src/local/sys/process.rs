@@ -295,8 +295,8 @@ pub struct JobSpec<'a> {
     pub environment: &'a [CString],
     /// Working directory.
     pub cwd: &'a CStr,
-    /// Descriptors that become 0, 1 and 2; all above 2.
-    pub stdio: [RawFd; 3],
+    /// Descriptors that become 0, 1, 2 and so on; all above those.
+    pub stdio: &'a [RawFd],
     /// Make descriptor `n` the controlling terminal.
     pub terminal: Option<usize>,
     /// File mode creation mask.
@@ -351,7 +351,7 @@ fn job_steps(child: &mut JobChild<'_>) -> Failure {
         let empty: u64 = 0;
         libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const empty, std::ptr::null_mut::<u64>(), 8);
         libc::syscall(libc::SYS_setsid);
-        for (target, &source) in (0..).zip(&spec.stdio) {
+        for (target, &source) in (0..).zip(spec.stdio) {
             if let Err(errno) = sys(libc::syscall(libc::SYS_dup3, source, target, 0)) {
                 return fail(Step::Descriptor, errno);
             }
@@ -361,7 +361,7 @@ fn job_steps(child: &mut JobChild<'_>) -> Failure {
         {
             return fail(Step::Terminal, errno);
         }
-        if let Err(errno) = sys(libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0)) {
+        if let Err(errno) = sys(libc::syscall(libc::SYS_close_range, spec.stdio.len() as u32, u32::MAX, 0)) {
             return fail(Step::Descriptor, errno);
         }
         libc::syscall(libc::SYS_umask, spec.umask);

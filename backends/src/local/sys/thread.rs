@@ -102,3 +102,22 @@ pub fn become_subreaper() -> Result<(), Errno> {
     // SAFETY: integers.
     Errno::result(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }).map(drop)
 }
+
+/// Marks what `process` (0: the caller's) starts from now on. Without privileges a mark can only become less.
+///
+/// It is a limit that nobody reaches, inherited by every child, and that the filter keeps jobs from changing: RLIMIT_RTTIME is about
+/// realtime scheduling, which no job has a right to. It tells which job a process belongs to, whatever session, group or parent
+/// it has by now.
+pub fn set_mark(process: i32, mark: u64) -> Result<(), Errno> {
+    let limit = libc::rlimit { rlim_cur: mark, rlim_max: mark };
+    // SAFETY: the kernel reads one rlimit.
+    Errno::result(unsafe { libc::prlimit(process, libc::RLIMIT_RTTIME, &raw const limit, std::ptr::null_mut()) }).map(drop)
+}
+
+/// The mark of a process of the same user.
+pub fn mark_of(process: i32) -> Result<u64, Errno> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one rlimit.
+    Errno::result(unsafe { libc::prlimit(process, libc::RLIMIT_RTTIME, std::ptr::null(), &raw mut limit) })?;
+    Ok(limit.rlim_max)
+}

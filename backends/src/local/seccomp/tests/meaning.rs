@@ -179,6 +179,16 @@ fn other_processes_are_left_alone() {
         expect(&ORDINARY, name, &[5 << 32, 7], None);
         expect(&ORDINARY, name, &[1234, 7], EPERM);
     }
+    // RLIMIT_RTTIME is 15, RLIMIT_NOFILE 7: a job may read the mark of its processes and not change it.
+    for call in [[0, 15, 0], [0, 15 | 1 << 32, 0], [0, 7, 1], [0, 7 | 1 << 32, 1 << 32]] {
+        expect(&ORDINARY, "prlimit64", &call, None);
+    }
+    for call in [[0, 15, 1], [0, 15, 1 << 32], [0, 15 | 1 << 32, 1], [1 << 32, 15, 7]] {
+        expect(&ORDINARY, "prlimit64", &call, EPERM);
+    }
+    expect(&ORDINARY, "setrlimit", &[7, 1], None);
+    expect(&ORDINARY, "setrlimit", &[15, 1], EPERM);
+    expect(&ORDINARY, "setrlimit", &[15 | 1 << 32, 1], EPERM);
     let shared = SeccompPlan { deny_ipc: true, ..ORDINARY };
     expect(&shared, "setpriority", &[0, 0, 19], None);
     expect(&shared, "setpriority", &[0, 1234, 19], EPERM);
