@@ -28,6 +28,7 @@ mod rule;
 mod selector;
 pub mod trust;
 mod values;
+pub use values::duration;
 
 pub use config::SOURCES;
 pub use error::PolicyError;

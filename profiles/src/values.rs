@@ -93,7 +93,10 @@ fn size(text: &str) -> Result<u64, String> {
 }
 
 /// Milliseconds: `500ms`, `2s`, `10m`, `1h`, `1d`; a plain number is seconds.
-fn duration(text: &str) -> Result<u64, String> {
+///
+/// # Errors
+/// What is expected instead.
+pub fn duration(text: &str) -> Result<u64, String> {
     let parse = || {
         let (number, unit) = number_and_unit(text)?;
         let factor = match unit {

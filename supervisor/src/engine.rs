@@ -12,6 +12,7 @@ use hermes_backends::compile::{Choices, Kept, compile as compile_plan};
 use hermes_backends::host::Host;
 use hermes_backends::limits::TreeLimits;
 use hermes_backends::limits::cgroup::Cgroup;
+use hermes_backends::local::Sandbox;
 use hermes_backends::plan::{Enforcer, Plan, Tier};
 use hermes_backends::survey::Survey;
 use hermes_backends::{local, probe};
@@ -108,18 +109,9 @@ pub(crate) fn run(
 ) -> Result<u8, Error> {
     let group = group(&prepared.plan, &prepared.host)?;
     let procs: Vec<_> = group.iter().flat_map(Cgroup::procs).collect();
-    let mut environment = prepared.environment.passed;
-    for redirect in &prepared.plan.redirects {
-        environment.retain(|(name, _)| *name != *redirect.name);
-        environment.push((redirect.name.clone().into(), redirect.directory.clone().into()));
-    }
+    let environment = environment(&prepared);
     let outcome = supervise::run(&prepared.plan, &command, environment, (&procs, held), guards.as_mut(), log);
-    if let Some(group) = &group {
-        tell_limits(group, log)?;
-    }
-    if let Some(guards) = guards {
-        guard::tell(&guards.settle()?, log)?;
-    }
+    leave(group.as_ref(), guards, log)?;
     if outcome.as_ref().is_err_and(|error| error.kind == Kind::Setup)
         && let Some(dir) = request::cache_dir(&prepared.caller)
     {
@@ -129,6 +121,56 @@ pub(crate) fn run(
     // The process ends: to give back piece by piece what a policy allocated would only keep the caller waiting.
     std::mem::forget((prepared.policy, prepared.plan, prepared.survey, prepared.caller));
     outcome
+}
+
+/// The variables that jobs get.
+fn environment(prepared: &Prepared) -> Vec<(OsString, OsString)> {
+    let mut environment = prepared.environment.passed.clone();
+    for redirect in &prepared.plan.redirects {
+        environment.retain(|(name, _)| *name != *redirect.name);
+        environment.push((redirect.name.clone().into(), redirect.directory.clone().into()));
+    }
+    environment
+}
+
+/// What is to be done and told when everything in a sandbox has ended.
+fn leave(group: Option<&Cgroup>, guards: Option<Guards>, log: &mut Log) -> Result<(), Error> {
+    if let Some(group) = group {
+        tell_limits(group, log)?;
+    }
+    match guards {
+        Some(guards) => guard::tell(&guards.settle()?, log),
+        None => Ok(()),
+    }
+}
+
+/// A sandbox without a command, for a session.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) sandbox: Sandbox,
+    pub(crate) environment: Vec<(OsString, OsString)>,
+    /// Above all: dropped when nothing is left in it.
+    group: Option<Cgroup>,
+}
+
+/// Starts a sandbox and waits until it stands. It keeps `held` open until it has ended.
+pub(crate) fn open(prepared: &Prepared, held: &[BorrowedFd<'_>], guards: Option<&mut Guards>) -> Result<Opened, Error> {
+    let group = group(&prepared.plan, &prepared.host)?;
+    let procs: Vec<_> = group.iter().flat_map(Cgroup::procs).collect();
+    let sandbox = supervise::open(&prepared.plan, (&procs, held), guards)?;
+    Ok(Opened { sandbox, environment: environment(prepared), group })
+}
+
+/// Everything in the sandbox of a session has ended.
+pub(crate) fn close(group: Option<Cgroup>, guards: Option<Guards>, log: &mut Log) -> Result<(), Error> {
+    leave(group.as_ref(), guards, log)
+}
+
+impl Opened {
+    /// The sandbox, what its jobs get, and what outlives it.
+    pub(crate) fn parts(self) -> (Sandbox, Vec<(OsString, OsString)>, Option<Cgroup>) {
+        (self.sandbox, self.environment, self.group)
+    }
 }
 
 /// The control group that the plan's limits ask for.

@@ -13,13 +13,14 @@ use crate::error::Error;
 use crate::guard_rules;
 use crate::output::{self, clean};
 use crate::policy;
-use crate::prepare;
+use crate::prepare::{self, Prepared};
+use crate::session::protocol::Subject;
 
 /// Answers and returns the exit status, which is 0 whatever the answer is.
 pub(crate) fn explain(what: Explain) -> Result<u8, Error> {
     let (args, answer) = match what {
         Explain::Path { path, explain } => {
-            let answer = path_answer(&path, &explain)?;
+            let answer = path_in(&path, &mut prepare::prepare(&explain.policy, &[])?);
             (explain, answer)
         }
         Explain::Host { host, explain } => {
@@ -30,8 +31,7 @@ pub(crate) fn explain(what: Explain) -> Result<u8, Error> {
         }
         Explain::Syscall { name, explain } => {
             let prepared = prepare::prepare(&explain.policy, &[])?;
-            let arch = Arch::NATIVE.ok_or_else(|| Error::setup("the system calls of this architecture are not known"))?;
-            let answer = explain::explain_syscall(&prepared.plan, arch, &name);
+            let answer = syscall_in(&name, &prepared)?;
             (explain, answer)
         }
         Explain::Env { name, explain } => {
@@ -53,14 +53,35 @@ pub(crate) fn explain(what: Explain) -> Result<u8, Error> {
     Ok(0)
 }
 
-fn path_answer(path: &Path, args: &ExplainArgs) -> Result<Answer, Error> {
-    let mut prepared = prepare::prepare(&args.policy, &[])?;
+/// The answer for a sandbox that lives.
+pub(crate) fn about(what: Subject, subject: &str, prepared: &mut Prepared) -> Result<Answer, Error> {
+    match what {
+        Subject::Path => Ok(path_in(Path::new(subject), prepared)),
+        Subject::Host => {
+            let (name, port) = host_and_port(subject)?;
+            Ok(explain::explain_host(&prepared.policy, &prepared.plan, name, port))
+        }
+        Subject::Syscall => syscall_in(subject, prepared),
+        Subject::Env => {
+            let mine = prepared.caller.variables.iter().find(|(key, _)| key.as_os_str() == subject);
+            let mine = mine.map(|(_, value)| value.as_os_str());
+            Ok(explain::explain_env(&prepared.policy.environment, OsStr::new(subject), mine))
+        }
+    }
+}
+
+fn syscall_in(name: &str, prepared: &Prepared) -> Result<Answer, Error> {
+    let arch = Arch::NATIVE.ok_or_else(|| Error::setup("the system calls of this architecture are not known"))?;
+    Ok(explain::explain_syscall(&prepared.plan, arch, name))
+}
+
+fn path_in(path: &Path, prepared: &mut Prepared) -> Answer {
     let home = prepared.caller.home.as_deref();
     let path = absolute(path, &prepared.caller.cwd, home);
     engine::survey_also(&mut prepared.survey, &[&path]);
     let mut answer = explain::explain_path(&prepared.policy, &prepared.plan, &prepared.survey, &path);
     answer.notes.extend(guard_rules::about(&prepared.policy, &path, |path| path.canonicalize().ok()).note());
-    Ok(answer)
+    answer
 }
 
 /// `path` from the root, without `.` and `..`; a leading `~` that no shell has replaced is the home directory.

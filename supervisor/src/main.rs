@@ -27,6 +27,7 @@ mod run;
 #[cfg(test)]
 mod sample;
 mod scratch;
+mod session;
 mod start;
 mod state;
 mod stdio;
@@ -65,6 +66,8 @@ fn dispatch(argv: Vec<OsString>) -> Result<u8, Error> {
         Parsed::Command(Command::Profiles { action }) => profiles::profiles(action),
         Parsed::Command(Command::Quarantine { action }) => quarantine::quarantine(action),
         Parsed::Command(Command::Changes { action }) => changes::changes(action),
+        Parsed::Command(Command::Serve(args)) => session::serve(&args),
+        Parsed::Command(Command::Session { action }) => session::session(action),
         Parsed::Command(Command::Completions { shell }) => pages::completions(shell).map(|()| 0),
         Parsed::Command(Command::Man { subcommand }) => pages::man(subcommand.as_deref()).map(|()| 0),
     }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use hermes_profiles::Guarantee;
 
-use crate::args::RunArgs;
+use crate::args::{PolicyArgs, RunArgs};
 use crate::changes::{self, Overlaid};
 use crate::engine;
 use crate::error::Error;
@@ -12,6 +12,7 @@ use crate::events::{Event, Log};
 use crate::guard::{self, Guards};
 use crate::output;
 use crate::prepare::{self, Prepared};
+use crate::scratch::Scratch;
 
 /// Runs a command in a sandbox and returns the exit status.
 pub(crate) fn run(args: RunArgs) -> Result<u8, Error> {
@@ -31,19 +32,35 @@ pub(crate) fn run(args: RunArgs) -> Result<u8, Error> {
     })
 }
 
-fn start(args: RunArgs, log: &mut Log) -> Result<u8, Error> {
-    let mut prepared = prepare::prepare(&args.policy, &args.command)?;
+/// All that a sandbox needs on the machine.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub(crate) prepared: Prepared,
+    pub(crate) overlaid: Option<Overlaid>,
+    pub(crate) guards: Option<Guards>,
+    /// Removed when the sandbox has ended.
+    pub(crate) scratch: Option<Scratch>,
+}
+
+/// Makes what a sandbox for `command` needs. For a session that is its name.
+pub(crate) fn get_ready(args: &PolicyArgs, command: &[OsString], log: &mut Log) -> Result<Ready, Error> {
+    let mut prepared = prepare::prepare(args, command)?;
     log.announce(&prepared.plan)?;
     prepared.refuse_lost()?;
     settle(&prepared, log)?;
-    if args.policy.checkpoint {
+    if args.checkpoint {
         changes::needs_checkpoint(prepared.policy.workspace_access)?;
-        changes::checkpoint(&prepared.caller, &prepared.trees, &args.command)?;
+        changes::checkpoint(&prepared.caller, &prepared.trees, command)?;
     }
-    let _scratch = prepared.make_scratch(&args.policy)?;
-    let overlaid = prepared.take_layer(&args.policy)?;
-    let guards = begin_guards(&mut prepared, &args.command, log)?;
-    prepared.tell_losses(args.policy.verbose);
+    let scratch = prepared.make_scratch(args)?;
+    let overlaid = prepared.take_layer(args)?;
+    let guards = begin_guards(&mut prepared, command, log)?;
+    prepared.tell_losses(args.verbose);
+    Ok(Ready { prepared, overlaid, guards, scratch })
+}
+
+fn start(args: RunArgs, log: &mut Log) -> Result<u8, Error> {
+    let Ready { prepared, overlaid, guards, scratch: _scratch } = get_ready(&args.policy, &args.command, log)?;
     let caller = prepared.caller.clone();
     let held: Vec<_> = overlaid.iter().map(Overlaid::lock).collect();
     let outcome = engine::run(prepared, args.command, &held, guards, log);

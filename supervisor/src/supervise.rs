@@ -131,6 +131,39 @@ pub(crate) fn run(
     Ok(status)
 }
 
+/// Starts a sandbox without a command and waits until it stands.
+pub(crate) fn open(
+    plan: &Plan,
+    (cgroups, held): (&[BorrowedFd<'_>], &[BorrowedFd<'_>]),
+    mut guards: Option<&mut Guards>,
+) -> Result<Sandbox, Error> {
+    let to_error = |error: StepError| failed(&error, &[]);
+    let sandbox = Sandbox::start(plan, &[], cgroups, held).map_err(to_error)?;
+    if let Some(guards) = &mut guards {
+        let covers = guards.take_baseline(sandbox.init().as_raw())?;
+        if !covers.is_empty() {
+            sandbox.cover(covers).map_err(to_error)?;
+        }
+    }
+    if !held.is_empty() {
+        clock::await_tick();
+    }
+    sandbox.request(&Request::Ready, &[]).map_err(to_error)?;
+    loop {
+        match sandbox.event().map_err(to_error)? {
+            Some((Answer::Ready, _)) => return Ok(sandbox),
+            Some((Answer::Covered { failed }, _)) => {
+                if let Some(guards) = &mut guards {
+                    guards.covered(&failed)?;
+                }
+            }
+            Some((Answer::SetupFailed(error), _)) => return Err(to_error(error)),
+            Some(_) => {}
+            None => return Err(Error::setup("the sandbox's init ended before the sandbox stood")),
+        }
+    }
+}
+
 fn open_terminal(sandbox: &Sandbox, command: &[OsString], guards: &mut Option<&mut Guards>) -> Result<Relay, Error> {
     let lost = || Error::setup("the sandbox's init ended before it opened a terminal");
     match sandbox.event().map_err(|error| failed(&error, command))? {

@@ -169,6 +169,38 @@ impl Drop for Relay {
     }
 }
 
+/// The caller's terminal in raw mode, as long as this lives.
+#[derive(Debug)]
+pub(crate) struct RawMode(Option<Termios>);
+
+impl RawMode {
+    /// Makes the terminal at standard input raw, if there is one.
+    pub(crate) fn enter() -> Self {
+        let modes = tcgetattr(std::io::stdin()).ok().filter(|_| in_foreground());
+        if let Some(modes) = &modes {
+            let mut raw = modes.clone();
+            cfmakeraw(&mut raw);
+            let _ = tcsetattr(std::io::stdin(), SetArg::TCSADRAIN, &raw);
+        }
+        Self(modes)
+    }
+}
+
+impl Drop for RawMode {
+    fn drop(&mut self) {
+        if let Some(modes) = &self.0 {
+            let _ = tcsetattr(std::io::stdin(), SetArg::TCSADRAIN, modes);
+        }
+    }
+}
+
+/// Rows and columns of the caller's terminal.
+pub(crate) fn outer_size() -> Option<(u16, u16)> {
+    with_outer(|outer| window_size(outer).ok())
+        .map(|size| (size.ws_row, size.ws_col))
+        .filter(|(rows, columns)| *rows > 0 && *columns > 0)
+}
+
 fn in_foreground() -> bool {
     tcgetpgrp(std::io::stdin()).is_ok_and(|group| group == getpgrp())
 }

@@ -67,8 +67,6 @@ pub(crate) enum Code {
     Job = -32002,
     /// The job could not be started.
     Start = -32003,
-    /// The policy does not allow it.
-    Policy = -32004,
     /// The sandbox has ended.
     Ended = -32005,
 }
@@ -105,6 +103,7 @@ pub(crate) struct Initialized {
     pub(crate) version: String,
     /// The session's name.
     pub(crate) session: Option<String>,
+    pub(crate) workspace: String,
     pub(crate) tier: String,
     /// Guarantees that are not given here.
     pub(crate) lost: Vec<String>,
@@ -420,6 +419,7 @@ pub(crate) struct Messages {
     resize: Resize,
     signal: Signal,
     kill: Of,
+    attach: (Of, Kept),
     output: (Output, Kept),
     list: List,
     subscribe: Subscribe,
@@ -467,7 +467,8 @@ mod tests {
 
     #[test]
     fn input_has_three_forms() {
-        let start = |text: &str| serde_json::from_str::<Start>(&format!("{{\"argv\":[\"x\"],\"stdin\":{text}}}")).map(|s| s.stdin);
+        let start =
+            |text: &str| serde_json::from_str::<Start>(&format!("{{\"argv\":[\"x\"],\"stdin\":{text}}}")).map(|s| s.stdin);
         assert!(matches!(start("\"null\"").unwrap(), Input::Null));
         assert!(matches!(start("\"pipe\"").unwrap(), Input::Pipe));
         let Input::All(bytes) = start("{\"base64\":\"/w==\"}").unwrap() else { panic!() };

@@ -1,0 +1,112 @@
+//! The other end of the protocol, for this program's own commands: one thread, one request at a time.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::protocol::{Failure, Initialize, Initialized, LONGEST, Notification, VERSION};
+use crate::error::{Error, Kind};
+use crate::output;
+
+/// A connection to a session.
+#[derive(Debug)]
+pub(crate) struct Client {
+    reader: BufReader<UnixStream>,
+    writer: UnixStream,
+    last: u64,
+}
+
+/// What a session says.
+#[derive(Debug)]
+pub(crate) enum Said {
+    Answer(u64, Result<Value, Failure>),
+    Notification(Notification),
+}
+
+impl Client {
+    /// Connects to a session and agrees on the version.
+    pub(crate) fn connect(socket: &Path) -> Result<(Self, Initialized), Error> {
+        let cannot = |e: io::Error| Error::setup(format!("cannot reach the session at {}: {e}", output::path(socket)));
+        let writer = UnixStream::connect(socket).map_err(cannot)?;
+        let reader = BufReader::new(writer.try_clone().map_err(cannot)?);
+        let mut client = Self { reader, writer, last: 0 };
+        let initialized = client.ask("initialize", &Initialize { protocol: VERSION })?;
+        Ok((client, initialized))
+    }
+
+    /// Sends a request; its number names the answer.
+    pub(crate) fn send(&mut self, method: &str, params: &impl Serialize) -> Result<u64, Error> {
+        self.last += 1;
+        let request = json!({"jsonrpc": "2.0", "id": self.last, "method": method, "params": params});
+        self.writer.write_all(format!("{request}\n").as_bytes()).map_err(|e| lost(&e))?;
+        Ok(self.last)
+    }
+
+    /// Waits for what comes next; `None` when the session has ended.
+    pub(crate) fn receive(&mut self) -> Result<Option<Said>, Error> {
+        let mut line = Vec::new();
+        // Text grows by its escapes.
+        let most = 8 * LONGEST as u64;
+        if (&mut self.reader).take(most).read_until(b'\n', &mut line).map_err(|e| lost(&e))? == 0 {
+            return Ok(None);
+        }
+        let odd = |e: &dyn std::fmt::Display| Error::setup(format!("the session says what is not understood: {e}"));
+        let value: Value = serde_json::from_slice(&line).map_err(|e| odd(&e))?;
+        if value.get("method").is_some() {
+            return serde_json::from_value(value).map(|said| Some(Said::Notification(said))).map_err(|e| odd(&e));
+        }
+        let id = value.get("id").and_then(Value::as_u64).unwrap_or(0);
+        let outcome = match value.get("error") {
+            Some(error) => Err(serde_json::from_value(error.clone()).map_err(|e| odd(&e))?),
+            None => Ok(value.get("result").cloned().unwrap_or_default()),
+        };
+        Ok(Some(Said::Answer(id, outcome)))
+    }
+
+    /// Asks and waits for the answer.
+    pub(crate) fn ask<T: DeserializeOwned>(&mut self, method: &str, params: &impl Serialize) -> Result<T, Error> {
+        let id = self.send(method, params)?;
+        loop {
+            match self.receive()? {
+                None => return Err(lost(&io::ErrorKind::UnexpectedEof.into())),
+                Some(Said::Answer(answered, outcome)) if answered == id => return understood(outcome),
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// The socket, to be waited for. What is [buffered](Self::has_more) is not seen there.
+    pub(crate) fn socket(&self) -> &UnixStream {
+        &self.writer
+    }
+
+    /// Is there something to be received already?
+    pub(crate) fn has_more(&self) -> bool {
+        !self.reader.buffer().is_empty()
+    }
+}
+
+/// The answer as a value, or as the error that ends the command.
+pub(crate) fn understood<T: DeserializeOwned>(outcome: Result<Value, Failure>) -> Result<T, Error> {
+    let value = outcome.map_err(|failure| failed(&failure))?;
+    serde_json::from_value(value).map_err(|e| Error::setup(format!("the session's answer is not understood: {e}")))
+}
+
+fn failed(failure: &Failure) -> Error {
+    let data = failure.data.clone().unwrap_or_default();
+    let kind = match data.status {
+        Some(126) => Kind::NotExecutable,
+        Some(127) => Kind::NotFound,
+        _ => Kind::Setup,
+    };
+    let error = Error::new(kind, failure.message.clone());
+    data.hint.into_iter().fold(error, Error::hint)
+}
+
+fn lost(why: &io::Error) -> Error {
+    Error::setup(format!("the session has ended: {why}")).hint("`hermes-sandbox session logs NAME` says why")
+}

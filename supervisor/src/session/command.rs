@@ -1,0 +1,313 @@
+//! `session`: starts sessions, and is their client.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{IsTerminal, Read, Write};
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use serde_json::{Value, json};
+
+use super::client::{Client, Said, understood};
+use super::place::{self, Place};
+use super::protocol::{
+    Bytes, End, Input, Kept, List, Notification, Of, Output, Resize, Signal as SignalParams, Size, Start, Started, Stream,
+    Write as WriteParams,
+};
+use crate::args::{ExecArgs, Session};
+use crate::error::Error;
+use crate::output;
+use crate::state::private_directory;
+use crate::table;
+use crate::terminal::{RawMode, outer_size};
+
+/// Bytes of input that travel at a time.
+const PIECE: usize = 32 * 1024;
+
+/// Does what is asked. Returns the exit status.
+pub(crate) fn session(action: Session) -> Result<u8, Error> {
+    match action {
+        Session::Start { args } => start(args.name.as_deref().unwrap_or("default")),
+        Session::Exec(args) => exec(*args),
+        Session::Attach { name, job } => attach(&name, job),
+        Session::List { json } => list(json),
+        Session::Stop { names, all } => stop(names, all),
+        Session::Logs { name, job } => logs(&name, job),
+    }
+}
+
+/// A connection to the session of this name.
+fn connect(name: &str) -> Result<Client, Error> {
+    let place = Place::of(name)?;
+    if !place.is_alive() {
+        let error = Error::usage(format!("there is no session `{name}`"));
+        return Err(match place.log().exists() {
+            true => error.hint(format!(
+                "its process has ended; `hermes-sandbox session logs {name}` says why, `session stop {name}` forgets it"
+            )),
+            false => {
+                error.hint(format!("`hermes-sandbox session start {name}` starts one, `session list` names those that there are"))
+            }
+        });
+    }
+    Client::connect(&place.socket()).map(|(client, _)| client)
+}
+
+/// Starts `serve NAME` with the same options as a process of its own, and waits until it serves.
+fn start(name: &str) -> Result<u8, Error> {
+    let place = Place::of(name)?;
+    if place.is_alive() {
+        return Err(Error::usage(format!("there is a session `{name}` already"))
+            .hint(format!("`hermes-sandbox session stop {name}` ends it")));
+    }
+    let cannot = |e: std::io::Error| Error::setup(format!("cannot start a session in {}: {e}", output::path(&place.dir)));
+    place.remove();
+    private_directory(&place.dir, true).map_err(cannot)?;
+    let log = File::create(place.log()).map_err(cannot)?;
+    let mut options: Vec<OsString> = std::env::args_os().skip_while(|arg| arg != "start").skip(1).collect();
+    if !options.iter().any(|option| option == name) {
+        options.insert(0, name.into());
+    }
+    let program = std::env::current_exe().map_err(cannot)?;
+    let mut child = Command::new(program)
+        .args(["serve", "--detached"])
+        .args(options)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .map_err(cannot)?;
+    loop {
+        if place.is_ready() {
+            print_log(&place);
+            output::print(&format!("{name}\n"))?;
+            return Ok(0);
+        }
+        if let Some(status) = child.try_wait().map_err(cannot)? {
+            print_log(&place);
+            place.remove();
+            return Ok(status.code().map_or(125, |code| code as u8));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// What a session has said, as our own words.
+fn print_log(place: &Place) {
+    let _ = std::io::stderr().write_all(place::text(&place.log()).as_bytes());
+}
+
+fn stop(names: Vec<String>, all: bool) -> Result<u8, Error> {
+    let places = match all {
+        true => Place::all()?,
+        false => names.iter().map(|name| Place::of(name)).collect::<Result<_, _>>()?,
+    };
+    for place in &places {
+        let said = place::text(&place.log()).len();
+        if place.is_alive() {
+            let (mut client, _) = Client::connect(&place.socket())?;
+            let _: Value = client.ask("stop", &json!({}))?;
+            place.wait().map_err(|e| Error::setup(format!("cannot wait for the session `{}`: {e}", place.name)))?;
+        } else if !place.dir.exists() {
+            return Err(Error::usage(format!("there is no session `{}`", place.name))
+                .hint("`hermes-sandbox session list` names those that there are"));
+        }
+        // What was said since: that something was put aside, above all.
+        let log = place::text(&place.log());
+        let _ = std::io::stderr().write_all(log.get(said..).unwrap_or_default().as_bytes());
+        place.remove();
+    }
+    Ok(0)
+}
+
+fn list(json: bool) -> Result<u8, Error> {
+    let mut rows = Vec::new();
+    let mut values = Vec::new();
+    for place in Place::all()? {
+        let connected = if place.is_alive() { Client::connect(&place.socket()).ok() } else { None };
+        let (state, running, workspace) = match connected {
+            Some((mut client, initialized)) => {
+                let jobs: List = client.ask("list", &json!({}))?;
+                let running = jobs.jobs.iter().filter(|job| job.status.is_none()).count();
+                ("lives", running, initialized.workspace)
+            }
+            None if place.is_alive() => ("starts", 0, String::new()),
+            None => ("ended", 0, String::new()),
+        };
+        values.push(json!({"name": place.name, "state": state, "jobs": running, "workspace": workspace}));
+        let jobs = format!("{running} {}", if running == 1 { "job" } else { "jobs" });
+        rows.push([place.name.clone(), state.to_owned(), jobs, output::clean(&workspace).into_owned()]);
+    }
+    if json {
+        output::print_json(&values)?;
+    } else if rows.is_empty() {
+        output::complain("there are no sessions");
+    } else {
+        let mut text = String::new();
+        table::columns(&mut text, &rows);
+        output::print(&text)?;
+    }
+    Ok(0)
+}
+
+fn logs(name: &str, job: Option<u32>) -> Result<u8, Error> {
+    let Some(job) = job else {
+        let place = Place::of(name)?;
+        if !place.dir.exists() {
+            return Err(Error::usage(format!("there is no session `{name}`")));
+        }
+        output::print(&place::text(&place.log()))?;
+        return Ok(0);
+    };
+    let mut client = connect(name)?;
+    for stream in [Stream::Stdout, Stream::Stderr] {
+        let kept: Kept = client.ask("output", &Output { job, stream })?;
+        write_out(stream, kept.bytes)?;
+        if kept.dropped > 0 {
+            output::complain(&format!("{} bytes in the middle are no longer kept", kept.dropped));
+        }
+    }
+    Ok(0)
+}
+
+/// Runs a command in a session, with our own streams.
+fn exec(args: ExecArgs) -> Result<u8, Error> {
+    let mut client = connect(&args.name)?;
+    let text = |word: &OsString| {
+        word.to_str().map(str::to_owned).ok_or_else(|| Error::usage("a session takes only UTF-8 on its command lines"))
+    };
+    let words: Vec<String> = args.command.iter().map(text).collect::<Result<_, _>>()?;
+    let mut env = std::collections::BTreeMap::new();
+    for pair in &args.env {
+        let (name, value) =
+            pair.split_once('=').ok_or_else(|| Error::usage(format!("`{}` is not NAME=VALUE", output::clean(pair))))?;
+        env.insert(name.to_owned(), value.to_owned());
+    }
+    let pty = args.tty.then(|| outer_size().map_or(Size { rows: 24, columns: 80 }, |(rows, columns)| Size { rows, columns }));
+    let reads = !args.no_stdin && !args.background && (pty.is_some() || !std::io::stdin().is_terminal());
+    let start = Start {
+        argv: if args.shell { Vec::new() } else { words.clone() },
+        shell: args.shell.then(|| words.join(" ")),
+        cwd: args.cwd.as_ref().map(|cwd| text(&cwd.clone().into_os_string())).transpose()?,
+        env,
+        stdin: if reads { Input::Pipe } else { Input::Null },
+        pty,
+        timeout: args.timeout.map(|timeout| timeout.as_secs_f64()),
+        background: args.background,
+        stream: !args.background,
+        ..Start::default()
+    };
+    let Started { job } = client.ask("start", &start)?;
+    if args.background {
+        output::print(&format!("{job}\n"))?;
+        return Ok(0);
+    }
+    relay(&mut client, job, pty.is_some(), reads)
+}
+
+fn attach(name: &str, job: u32) -> Result<u8, Error> {
+    let mut client = connect(name)?;
+    let listed: List = client.ask("list", &json!({}))?;
+    let pty = listed.jobs.iter().find(|known| known.job == job).is_some_and(|known| known.pty);
+    let kept: Kept = client.ask("attach", &Of { job })?;
+    write_out(Stream::Stdout, kept.bytes)?;
+    relay(&mut client, job, pty, true)
+}
+
+/// Copies streams and signals until the job has ended.
+fn relay(client: &mut Client, job: u32, pty: bool, reads: bool) -> Result<u8, Error> {
+    let cannot = |errno: Errno| Error::setup(format!("cannot follow the job: {}", errno.desc()));
+    let mut wanted = SigSet::empty();
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGWINCH] {
+        wanted.add(signal);
+    }
+    wanted.thread_block().map_err(cannot)?;
+    let signals = SignalFd::with_flags(&wanted, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(cannot)?;
+    let mut raw = pty.then(RawMode::enter);
+    let end = client.send("wait", &json!({"job": job}))?;
+    // The write that is not answered yet: no more is read until it is.
+    let (mut open, mut writing) = (reads, None);
+    loop {
+        while client.has_more() || is_ready(client)? {
+            match client.receive()? {
+                None => return Err(Error::setup("the session has ended, and the job with it")),
+                Some(Said::Answer(id, outcome)) if id == end => {
+                    drop(raw.take());
+                    let end: End = understood(outcome)?;
+                    if let Some(note) = end.note {
+                        output::complain(note.trim_matches(['[', ']']));
+                    }
+                    return Ok(end.status);
+                }
+                Some(Said::Answer(id, outcome)) => {
+                    if writing == Some(id) {
+                        writing = None;
+                        // It reads no more.
+                        open = open && outcome.is_ok();
+                    }
+                }
+                Some(Said::Notification(Notification::Output { job: of, stream, bytes })) if of == job => {
+                    write_out(stream, bytes)?
+                }
+                Some(Said::Notification(_)) => {}
+            }
+        }
+        let input = std::io::stdin();
+        let mut fds =
+            vec![PollFd::new(client.socket().as_fd(), PollFlags::POLLIN), PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+        if open && writing.is_none() {
+            fds.push(PollFd::new(input.as_fd(), PollFlags::POLLIN));
+        }
+        match poll(&mut fds, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(cannot(errno)),
+        }
+        let ready = |at: usize| fds.get(at).and_then(PollFd::revents).is_some_and(|events| !events.is_empty());
+        let (signalled, typed) = (ready(1), ready(2));
+        drop(fds);
+        if signalled {
+            while let Ok(Some(info)) = signals.read_signal() {
+                forward(client, job, info.ssi_signo as i32)?;
+            }
+        }
+        if typed {
+            let mut buffer = vec![0; PIECE];
+            let length = input.lock().read(&mut buffer).unwrap_or(0);
+            buffer.truncate(length);
+            open = length > 0;
+            let Bytes { data, base64 } = Bytes::of(buffer);
+            writing = Some(client.send("write", &WriteParams { job, data, base64, eof: length == 0 })?);
+        }
+    }
+}
+
+fn is_ready(client: &Client) -> Result<bool, Error> {
+    let mut fds = [PollFd::new(client.socket().as_fd(), PollFlags::POLLIN)];
+    Ok(poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0))
+}
+
+fn forward(client: &mut Client, job: u32, signal: i32) -> Result<(), Error> {
+    let Ok(signal) = Signal::try_from(signal) else { return Ok(()) };
+    if signal == Signal::SIGWINCH {
+        if let Some((rows, columns)) = outer_size() {
+            client.send("resize", &Resize { job, rows, columns })?;
+        }
+        return Ok(());
+    }
+    let name = signal.as_str().trim_start_matches("SIG").to_owned();
+    client.send("signal", &SignalParams { job, signal: name, group: true }).map(drop)
+}
+
+fn write_out(stream: Stream, bytes: Bytes) -> Result<(), Error> {
+    let bytes = bytes.bytes().map_err(|failure| Error::setup(failure.message))?;
+    let written = match stream {
+        Stream::Stdout => std::io::stdout().lock().write_all(&bytes).and_then(|()| std::io::stdout().flush()),
+        Stream::Stderr => std::io::stderr().lock().write_all(&bytes),
+    };
+    written.map_err(|e| Error::setup(format!("cannot write the job's output: {e}")))
+}

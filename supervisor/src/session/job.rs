@@ -1,0 +1,346 @@
+//! One job as its session sees it: its streams, what is kept of them, and its end.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::signal::Signal;
+use tokio::io::AsyncWriteExt;
+use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe;
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
+
+use super::keep::{Kept, whole};
+use super::protocol::{Bytes, End, Listed, Notification, Omitted, State, Stream};
+
+/// Bytes that are read at a time.
+const PIECE: usize = 64 * 1024;
+/// Bytes of a shell's report that are taken over.
+const LONGEST_REPORT: usize = 1 << 20;
+/// What a job is answered with whose time was up, as timeout(1) has it.
+const TIMED_OUT: u8 = 124;
+
+/// How far a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    Running,
+    /// Its first process has ended so (wait(2)); output may still have to be taken.
+    Exited(i32),
+    /// All that it wrote is here.
+    Done(i32),
+}
+
+/// A job.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) number: u32,
+    pub(crate) argv: Vec<String>,
+    /// Milliseconds since 1970.
+    pub(crate) started: u64,
+    pub(crate) background: bool,
+    /// Does standard error have a stream of its own?
+    pub(crate) split: bool,
+    pub(crate) timeout: Option<f64>,
+    pub(crate) timed_out: Cell<bool>,
+    pub(crate) progress: watch::Sender<Progress>,
+    pub(crate) stdin: Mutex<Option<Sink>>,
+    /// Its terminal, once that is there.
+    pub(crate) master: OnceCell<Rc<AsyncFd<OwnedFd>>>,
+    kept: [RefCell<Kept>; 2],
+    /// Who is told of its output.
+    pub(crate) clients: RefCell<Vec<mpsc::Sender<String>>>,
+    /// Where the next shell job begins, when this was one.
+    pub(crate) cwd: RefCell<Option<String>>,
+}
+
+/// Where a job's input goes.
+#[derive(Debug)]
+pub(crate) enum Sink {
+    Pipe(pipe::Sender),
+    Terminal(Rc<AsyncFd<OwnedFd>>),
+}
+
+/// What a job's output comes from.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Pipe(pipe::Receiver),
+    Terminal(Rc<AsyncFd<OwnedFd>>),
+}
+
+/// What is known of a job before it starts.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) number: u32,
+    pub(crate) argv: Vec<String>,
+    pub(crate) started: u64,
+    pub(crate) background: bool,
+    pub(crate) split: bool,
+    pub(crate) timeout: Option<f64>,
+    pub(crate) keep: super::protocol::Keep,
+}
+
+impl Job {
+    pub(crate) fn new(plan: Plan) -> Self {
+        let Plan { number, argv, started, background, split, timeout, keep } = plan;
+        Self {
+            number,
+            argv,
+            started,
+            background,
+            split,
+            timeout,
+            timed_out: Cell::new(false),
+            progress: watch::Sender::new(Progress::Running),
+            stdin: Mutex::new(None),
+            master: OnceCell::new(),
+            kept: [RefCell::new(Kept::new(keep)), RefCell::new(Kept::new(keep))],
+            clients: RefCell::default(),
+            cwd: RefCell::new(None),
+        }
+    }
+
+    /// Has its first process ended?
+    pub(crate) fn has_exited(&self) -> bool {
+        *self.progress.borrow() != Progress::Running
+    }
+
+    /// Waits until its first process has ended.
+    pub(crate) async fn exited(&self) -> i32 {
+        let mut progress = self.progress.subscribe();
+        let progress = progress.wait_for(|progress| *progress != Progress::Running).await;
+        match progress.as_deref() {
+            Ok(Progress::Exited(status) | Progress::Done(status)) => *status,
+            Ok(Progress::Running) | Err(_) => 0,
+        }
+    }
+
+    /// Waits until all that it wrote is here.
+    pub(crate) async fn done(&self) {
+        let mut progress = self.progress.subscribe();
+        let _ = progress.wait_for(|progress| matches!(progress, Progress::Done(_))).await;
+    }
+
+    pub(crate) fn kept(&self, stream: Stream) -> &RefCell<Kept> {
+        &self.kept[usize::from(stream == Stream::Stderr)]
+    }
+
+    /// How it ended.
+    pub(crate) fn end(&self) -> End {
+        let status = match *self.progress.borrow() {
+            Progress::Exited(status) | Progress::Done(status) => status,
+            Progress::Running => 0,
+        };
+        let (code, signal) = exit(status);
+        let timed_out = self.timed_out.get();
+        let (stdout, out) = self.kept(Stream::Stdout).borrow().text();
+        let (stderr, err) = self.kept(Stream::Stderr).borrow().text();
+        End {
+            job: self.number,
+            status: if timed_out { TIMED_OUT } else { code },
+            signal: signal.map(str::to_owned),
+            timed_out,
+            stdout,
+            stderr: self.split.then_some(stderr),
+            omitted: Omitted { stdout: out, stderr: err },
+            note: self.timeout.filter(|_| timed_out).map(|seconds| format!("[Command timed out after {seconds}s]")),
+            cwd: self.cwd.borrow().clone(),
+            advice: Vec::new(),
+        }
+    }
+
+    pub(crate) fn listed(&self) -> Listed {
+        let ended = self.has_exited();
+        Listed {
+            job: self.number,
+            argv: self.argv.clone(),
+            state: if ended { State::Ended } else { State::Running },
+            pty: self.master.get().is_some(),
+            background: self.background,
+            started: self.started,
+            status: ended.then(|| self.end_status()),
+        }
+    }
+
+    pub(crate) fn end_status(&self) -> u8 {
+        match *self.progress.borrow() {
+            _ if self.timed_out.get() => TIMED_OUT,
+            Progress::Exited(status) | Progress::Done(status) => exit(status).0,
+            Progress::Running => 0,
+        }
+    }
+
+    /// Takes its output to the end and tells its clients of it. `drained` is told when all is here that the job wrote before its
+    /// end; what it has left in the background is listened to further.
+    pub(crate) async fn take_output(self: Rc<Self>, source: Source, stream: Stream, drained: oneshot::Sender<()>) {
+        let (mut drained, mut carry) = (Some(drained), Vec::new());
+        let mut buffer = vec![0; PIECE];
+        loop {
+            let piece = tokio::select! {
+                biased;
+                piece = source.read(&mut buffer) => piece,
+                _ = self.exited(), if drained.is_some() => match source.try_read(&mut buffer) {
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                        self.tell(stream, &mut carry, true).await;
+                        drained.take();
+                        if self.background { continue } else { return }
+                    }
+                    piece => piece,
+                },
+            };
+            match piece {
+                Ok(n @ 1..) => {
+                    self.kept(stream).borrow_mut().push(&buffer[..n]);
+                    carry.extend_from_slice(&buffer[..n]);
+                    self.tell(stream, &mut carry, false).await;
+                }
+                // EIO: the last process that had the terminal open has closed it.
+                Ok(_) | Err(_) => {
+                    self.tell(stream, &mut carry, true).await;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes what comes until its first process has ended, as far as it is not too much.
+    pub(crate) async fn collect(self: Rc<Self>, source: Source) -> Vec<u8> {
+        let (mut all, mut buffer) = (Vec::new(), vec![0; PIECE]);
+        loop {
+            let piece = tokio::select! {
+                biased;
+                piece = source.read(&mut buffer) => piece,
+                _ = self.exited() => source.try_read(&mut buffer),
+            };
+            match piece {
+                Ok(n @ 1..) if all.len() <= LONGEST_REPORT => all.extend_from_slice(&buffer[..n]),
+                Ok(1..) => {}
+                Ok(_) | Err(_) => return if all.len() <= LONGEST_REPORT { all } else { Vec::new() },
+            }
+        }
+    }
+
+    /// Sends what is whole of `carry`, or all of it.
+    async fn tell(&self, stream: Stream, carry: &mut Vec<u8>, all: bool) {
+        let clients = self.clients.borrow().clone();
+        if clients.is_empty() {
+            return carry.clear();
+        }
+        let rest = carry.split_off(if all { carry.len() } else { whole(carry) });
+        let piece = std::mem::replace(carry, rest);
+        if !piece.is_empty() {
+            let output = Notification::Output { job: self.number, stream, bytes: Bytes::of(piece) };
+            let line = super::server::notification(&output);
+            for client in clients {
+                // Waits when the client does not read: then the job does, too.
+                if client.send(line.clone()).await.is_err() {
+                    self.clients.borrow_mut().retain(|known| !known.is_closed());
+                }
+            }
+        }
+    }
+
+    /// Writes to its standard input.
+    ///
+    /// # Errors
+    /// It reads no more, or never did.
+    pub(crate) async fn write(&self, bytes: &[u8], eof: bool) -> io::Result<()> {
+        let mut stdin = self.stdin.lock().await;
+        let written = match stdin.as_mut() {
+            None if bytes.is_empty() => Ok(()),
+            None => Err(io::ErrorKind::BrokenPipe.into()),
+            Some(Sink::Pipe(pipe)) => pipe.write_all(bytes).await,
+            Some(Sink::Terminal(master)) => write_terminal(master, bytes).await,
+        };
+        if eof {
+            match stdin.as_ref() {
+                // The key that ends the input of a terminal, termios(3).
+                Some(Sink::Terminal(master)) => write_terminal(master, b"\x04").await?,
+                _ => *stdin = None,
+            }
+        }
+        written
+    }
+}
+
+async fn write_terminal(master: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let written = master.async_io(tokio::io::Interest::WRITABLE, |fd| Ok(nix::unistd::write(fd, bytes)?)).await?;
+        bytes = &bytes[written..];
+    }
+    Ok(())
+}
+
+impl Source {
+    async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Pipe(pipe) => loop {
+                pipe.readable().await?;
+                match pipe.try_read(buffer) {
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                    other => return other,
+                }
+            },
+            Self::Terminal(master) => {
+                master.async_io(tokio::io::Interest::READABLE, |fd| Ok(nix::unistd::read(fd, buffer)?)).await
+            }
+        }
+    }
+
+    fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Pipe(pipe) => pipe.try_read(buffer),
+            Self::Terminal(master) => Ok(nix::unistd::read(master.get_ref(), buffer)?),
+        }
+    }
+}
+
+/// The pseudo-terminal's master, to be waited for.
+pub(crate) fn terminal(master: OwnedFd) -> io::Result<Rc<AsyncFd<OwnedFd>>> {
+    let flags = OFlag::from_bits_truncate(fcntl(&master, FcntlArg::F_GETFL)?);
+    fcntl(master.as_fd(), FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+    watched(master).map(Rc::new)
+}
+
+/// A descriptor to be waited for.
+#[allow(
+    deprecated,
+    reason = "what replaces it is unsafe; an OwnedFd names one open file as long as it lives, which is all it asks for"
+)]
+pub(crate) fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::new(fd)
+}
+
+/// Exit status and the name of a signal from what wait(2) says.
+fn exit(status: i32) -> (u8, Option<&'static str>) {
+    match status & 0x7f {
+        0 => ((status >> 8) as u8, None),
+        signal => {
+            let name = Signal::try_from(signal).ok().map(Signal::as_str).and_then(|name| name.strip_prefix("SIG"));
+            (128 + signal as u8, name.or(Some("?")))
+        }
+    }
+}
+
+/// A signal by its name, with or without SIG.
+pub(crate) fn signal(name: &str) -> Result<Signal, Errno> {
+    let name = name.to_ascii_uppercase();
+    format!("SIG{}", name.strip_prefix("SIG").unwrap_or(&name)).parse()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_and_signals_have_their_usual_numbers_and_names() {
+        assert_eq!(
+            [exit(0), exit(7 << 8), exit(2), exit(9 | 0x80)],
+            [(0, None), (7, None), (130, Some("INT")), (137, Some("KILL"))]
+        );
+        assert_eq!([signal("TERM"), signal("sigint")], [Ok(Signal::SIGTERM), Ok(Signal::SIGINT)]);
+        assert!(signal("NOTHING").is_err());
+    }
+}

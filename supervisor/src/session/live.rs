@@ -1,0 +1,492 @@
+//! A live sandbox: what init is asked for, and what it answers.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use hermes_backends::closure::DEFAULT_PATH;
+use hermes_backends::local::Sandbox;
+use hermes_backends::local::sys::thread::set_window_size;
+use hermes_backends::step::{Step, StepError};
+use hermes_backends::wire::{Ends, Event, Request, Spawn, Stdio};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::{Mode, umask};
+use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::spawn_local;
+
+use super::job::{self, Job, Progress, Sink, Source};
+use super::protocol::{Code, Failure, Input, Notification, Reason, Size, Start, State, Stream};
+use super::shell::{self, Shell};
+use crate::clock;
+use crate::guard::Guards;
+use crate::output;
+use crate::prepare::Prepared;
+use crate::supervise::candidates;
+
+/// Ended jobs that are remembered.
+const REMEMBERED: usize = 256;
+/// Most that is kept of a stream, in bytes.
+const MOST_KEPT: usize = 16 << 20;
+
+/// A live sandbox.
+#[derive(Debug)]
+pub(crate) struct Live {
+    sandbox: Sandbox,
+    pub(crate) prepared: RefCell<Prepared>,
+    pub(crate) name: Option<String>,
+    environment: Vec<(OsString, OsString)>,
+    umask: u32,
+    pub(crate) guards: RefCell<Option<Guards>>,
+    jobs: RefCell<BTreeMap<u32, Rc<Job>>>,
+    next: Cell<u32>,
+    terminals: RefCell<VecDeque<oneshot::Sender<Result<OwnedFd, StepError>>>>,
+    starting: RefCell<BTreeMap<u32, oneshot::Sender<Result<(), StepError>>>>,
+    shell: RefCell<Shell>,
+    pub(crate) subscribers: RefCell<Vec<mpsc::Sender<String>>>,
+    pub(crate) over: watch::Sender<Option<Reason>>,
+    /// When somebody last wanted something.
+    pub(crate) used: Cell<Instant>,
+}
+
+impl Live {
+    pub(crate) fn new(
+        sandbox: Sandbox,
+        prepared: Prepared,
+        environment: Vec<(OsString, OsString)>,
+        guards: Option<Guards>,
+        name: Option<String>,
+    ) -> Rc<Self> {
+        let mask = umask(Mode::empty());
+        umask(mask);
+        let shell = Shell { cwd: prepared.plan.cwd.clone(), environment: None };
+        Rc::new(Self {
+            sandbox,
+            prepared: RefCell::new(prepared),
+            name,
+            environment,
+            umask: mask.bits(),
+            guards: RefCell::new(guards),
+            jobs: RefCell::default(),
+            next: Cell::new(1),
+            terminals: RefCell::default(),
+            starting: RefCell::default(),
+            shell: RefCell::new(shell),
+            subscribers: RefCell::default(),
+            over: watch::Sender::new(None),
+            used: Cell::new(Instant::now()),
+        })
+    }
+
+    /// The sandbox is to end.
+    pub(crate) fn stop(&self, reason: Reason) {
+        self.over.send_if_modified(|over| {
+            let first = over.is_none();
+            over.get_or_insert(reason);
+            first
+        });
+    }
+
+    /// Waits until it is to end.
+    pub(crate) async fn is_over(&self) -> Reason {
+        let mut over = self.over.subscribe();
+        let reason = over.wait_for(Option::is_some).await.ok().and_then(|reason| *reason);
+        reason.unwrap_or(Reason::Failed)
+    }
+
+    pub(crate) fn job(&self, number: u32) -> Result<Rc<Job>, Failure> {
+        let none = || Failure::new(Code::Job, format!("there is no job {number}")).hint("`list` names the jobs");
+        self.jobs.borrow().get(&number).cloned().ok_or_else(none)
+    }
+
+    pub(crate) fn jobs(&self) -> Vec<Rc<Job>> {
+        self.jobs.borrow().values().cloned().collect()
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.jobs.borrow().values().all(|job| job.has_exited())
+    }
+
+    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+        self.sandbox.request(request, fds).map_err(|error| Failure::new(Code::Ended, error.to_string()))
+    }
+
+    pub(crate) fn signal(&self, job: u32, signal: nix::sys::signal::Signal, group: bool) -> Result<(), Failure> {
+        self.ask(&Request::Signal { job, signal: signal as i32, group }, &[])
+    }
+
+    pub(crate) fn kill(&self, job: u32) -> Result<(), Failure> {
+        self.ask(&Request::Kill { job }, &[])
+    }
+
+    pub(crate) fn resize(&self, job: &Job, size: Size) -> Result<(), Failure> {
+        let master = job.master.get().ok_or_else(|| Failure::new(Code::Parameters, "the job has no terminal"))?;
+        let _ = set_window_size(master.get_ref().as_fd(), &window(size));
+        Ok(())
+    }
+
+    /// Starts a job; `client` is told of its output.
+    pub(crate) async fn start(self: &Rc<Self>, start: Start, client: Option<mpsc::Sender<String>>) -> Result<Rc<Job>, Failure> {
+        if start.argv.is_empty() == start.shell.is_none() {
+            return Err(Failure::new(Code::Parameters, "one of `argv` and `shell` is needed"));
+        }
+        if start.keep.head.max(start.keep.tail) > MOST_KEPT {
+            return Err(Failure::new(Code::Parameters, format!("`keep` is at most {MOST_KEPT} bytes at either end")));
+        }
+        if start.timeout.is_some_and(|seconds| !(seconds > 0.0 && seconds <= 1e9)) {
+            return Err(Failure::new(Code::Parameters, "`timeout` is a number of seconds above 0"));
+        }
+        let number = self.next.replace(self.next.get() + 1);
+        let (spawn, mut streams) = self.prepare_job(number, &start)?;
+        let plan = job::Plan {
+            number,
+            argv: start.shell.as_ref().map_or_else(|| start.argv.clone(), |line| vec![line.clone()]),
+            started: clock::milliseconds(),
+            background: start.background,
+            split: !start.merge && start.pty.is_none(),
+            timeout: start.timeout,
+            keep: start.keep,
+        };
+        // Before init is asked: its end can be told in one breath with its start.
+        let job = Rc::new(Job::new(plan));
+        job.clients.borrow_mut().extend(client);
+        self.jobs.borrow_mut().insert(number, Rc::clone(&job));
+        if let Err(failure) = self.start_job(&job, spawn, &mut streams, start.pty).await {
+            self.jobs.borrow_mut().remove(&number);
+            return Err(failure);
+        }
+        self.tell(&Notification::Job { job: number, state: State::Started, status: None });
+        self.attend(&job, streams, start);
+        Ok(job)
+    }
+
+    /// Has init start a job.
+    async fn start_job(&self, job: &Job, spawn: Spawn, streams: &mut Streams, pty: Option<Size>) -> Result<(), Failure> {
+        let (started, answer) = oneshot::channel();
+        self.starting.borrow_mut().insert(job.number, started);
+        // Together: init gives the terminal to the job that it is asked for next.
+        let mut terminal = None;
+        if pty.is_some() {
+            let (given, answer) = oneshot::channel();
+            self.terminals.borrow_mut().push_back(given);
+            self.ask(&Request::OpenTerminal, &[])?;
+            terminal = Some(answer);
+        }
+        let argv0 = spawn.args.first().cloned().unwrap_or_default();
+        let fds: Vec<BorrowedFd<'_>> = streams.theirs.iter().map(AsFd::as_fd).collect();
+        self.ask(&Request::Spawn(Box::new(spawn)), &fds)?;
+        streams.theirs.clear();
+        let ended = |_| Failure::new(Code::Ended, "the sandbox has ended");
+        let failed = |error: StepError| start_failure(&error, &argv0);
+        let broken = |e: io::Error| Failure::new(Code::Start, format!("cannot listen to the job: {e}")).status(125);
+        if let (Some(terminal), Some(size)) = (terminal, pty) {
+            let master = job::terminal(terminal.await.map_err(ended)?.map_err(failed)?).map_err(broken)?;
+            let _ = set_window_size(master.get_ref().as_fd(), &window(size));
+            *job.stdin.lock().await = Some(Sink::Terminal(Rc::clone(&master)));
+            let _ = job.master.set(master);
+        } else {
+            *job.stdin.lock().await = streams.input.take().map(Sink::Pipe);
+        }
+        answer.await.map_err(ended)?.map_err(failed)
+    }
+
+    /// Everything that goes on beside a job.
+    fn attend(self: &Rc<Self>, job: &Rc<Job>, streams: Streams, start: Start) {
+        let mut all = Vec::new();
+        let terminal = job.master.get().into_iter().map(|master| (Stream::Stdout, Source::Terminal(Rc::clone(master))));
+        for (stream, source) in terminal.chain(streams.output) {
+            let (drained, is_drained) = oneshot::channel::<()>();
+            all.push(is_drained);
+            spawn_local(Rc::clone(job).take_output(source, stream, drained));
+        }
+        let pty = start.pty.is_some();
+        match start.stdin {
+            Input::Pipe => {}
+            Input::Null if pty => {}
+            Input::Null => spawn_and_forget(Rc::clone(job), Vec::new()),
+            // What cannot be decoded was refused before the start.
+            Input::All(bytes) => spawn_and_forget(Rc::clone(job), bytes.bytes().unwrap_or_default()),
+        }
+        if let Some(seconds) = job.timeout {
+            spawn_local(Rc::clone(self).end_in_time(Rc::clone(job), Duration::from_secs_f64(seconds)));
+        }
+        let report = streams.report.map(|report| spawn_local(Rc::clone(job).collect(report)));
+        let (live, job) = (Rc::clone(self), Rc::clone(job));
+        spawn_local(async move {
+            let status = job.exited().await;
+            for drained in all {
+                let _ = drained.await;
+            }
+            if let Some(report) = report {
+                let report = report.await.unwrap_or_default();
+                *job.cwd.borrow_mut() = Some(live.shell.borrow_mut().take(&report));
+            }
+            job.progress.send_replace(Progress::Done(status));
+            live.used.set(Instant::now());
+            live.tell(&Notification::Job { job: job.number, state: State::Ended, status: Some(job.end_status()) });
+            live.forget_old();
+        });
+    }
+
+    /// Stops a job whose time is up: first it is asked, after the policy's grace it is killed.
+    async fn end_in_time(self: Rc<Self>, job: Rc<Job>, timeout: Duration) {
+        tokio::select! {
+            _ = job.exited() => return,
+            () = tokio::time::sleep(timeout) => {}
+        }
+        job.timed_out.set(true);
+        let _ = self.signal(job.number, nix::sys::signal::Signal::SIGTERM, true);
+        let grace = Duration::from_millis(self.prepared.borrow().plan.limits.grace);
+        tokio::select! {
+            _ = job.exited() => {}
+            () = tokio::time::sleep(grace) => drop(self.kill(job.number)),
+        }
+    }
+
+    /// Tells subscribers; one that does not read misses it.
+    fn tell(&self, notification: &Notification) {
+        let line = super::server::notification(notification);
+        self.subscribers.borrow_mut().retain(|client| !client.is_closed());
+        for client in self.subscribers.borrow().iter() {
+            let _ = client.try_send(line.clone());
+        }
+    }
+
+    fn forget_old(&self) {
+        let mut jobs = self.jobs.borrow_mut();
+        let ended: Vec<u32> = jobs.values().filter(|job| job.has_exited()).map(|job| job.number).collect();
+        for number in ended.iter().take(ended.len().saturating_sub(REMEMBERED)) {
+            jobs.remove(number);
+        }
+    }
+
+    fn prepare_job(&self, number: u32, start: &Start) -> Result<(Spawn, Streams), Failure> {
+        let prepared = self.prepared.borrow();
+        let plan = &prepared.plan;
+        let shell = self.shell.borrow();
+        let mut environment = match (&start.shell, &shell.environment) {
+            (Some(_), Some(environment)) => environment.clone(),
+            _ => self.environment.clone(),
+        };
+        for (name, value) in &start.env {
+            if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+                return Err(Failure::new(Code::Parameters, format!("`{}` cannot be a variable", output::clean(name))));
+            }
+            environment.retain(|(known, _)| known.as_os_str() != OsStr::new(name));
+            environment.push((name.into(), value.into()));
+        }
+        let base = if start.shell.is_some() { &shell.cwd } else { &plan.cwd };
+        let cwd = start.cwd.as_ref().map_or_else(|| base.clone(), |cwd| base.join(cwd));
+        let path = environment.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.clone());
+        let path = path.as_deref().unwrap_or(OsStr::new(DEFAULT_PATH));
+        let (candidates, args) = match &start.shell {
+            Some(line) => shell::command(line, path),
+            None => {
+                (candidates(OsStr::new(&start.argv[0]), path), start.argv.iter().map(|arg| arg.as_bytes().to_vec()).collect())
+            }
+        };
+        if let Input::All(bytes) = &start.stdin {
+            bytes.clone().bytes()?;
+        }
+        let mut streams = Streams::default();
+        let broken = |e: io::Error| Failure::new(Code::Start, format!("cannot make pipes for the job: {e}")).status(125);
+        let stdio = streams.make(start).map_err(broken)?;
+        let spawn = Spawn {
+            job: number,
+            candidates,
+            args,
+            environment: environment
+                .into_iter()
+                .map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat())
+                .collect(),
+            cwd: cwd.into_os_string().into_vec(),
+            stdio,
+            umask: self.umask,
+            open_files: plan.limits.open_files,
+            file_size: plan.limits.file_size,
+            ends: if start.background { Ends::Nothing } else { Ends::Tree },
+        };
+        Ok((spawn, streams))
+    }
+
+    /// Takes what init says until the sandbox ends.
+    pub(crate) async fn listen(self: Rc<Self>) -> io::Result<()> {
+        let ready = job::watched(self.sandbox.as_fd().try_clone_to_owned()?)?;
+        loop {
+            let mut guard = ready.readable().await?;
+            let said = guard.try_io(|_| match is_readable(self.sandbox.as_fd()) {
+                true => self.sandbox.event().map_err(io::Error::other),
+                false => Err(io::ErrorKind::WouldBlock.into()),
+            });
+            match said {
+                Err(_would_block) => {}
+                Ok(event) => match event? {
+                    None => return Ok(self.stop(Reason::Failed)),
+                    Some((event, fds)) => self.heard(event, fds),
+                },
+            }
+        }
+    }
+
+    fn heard(&self, event: Event, mut fds: Vec<OwnedFd>) {
+        match event {
+            Event::Terminal => {
+                if let (Some(waits), Some(master)) = (self.terminals.borrow_mut().pop_front(), fds.pop()) {
+                    let _ = waits.send(Ok(master));
+                }
+            }
+            Event::TerminalFailed(error) => {
+                if let Some(waits) = self.terminals.borrow_mut().pop_front() {
+                    let _ = waits.send(Err(error));
+                }
+            }
+            Event::Started { job } => self.answered(job, Ok(())),
+            Event::StartFailed { job, error } => self.answered(job, Err(error)),
+            Event::Exited { job, status } => {
+                if let Some(job) = self.jobs.borrow().get(&job) {
+                    job.progress.send_replace(Progress::Exited(status));
+                }
+            }
+            Event::Covered { failed } => {
+                if let Some(guards) = self.guards.borrow_mut().as_mut()
+                    && let Err(error) = guards.covered(&failed)
+                {
+                    error.report();
+                }
+            }
+            Event::MemoryExceeded { resident } => output::complain(&format!(
+                "the memory limit was exceeded ({} MiB in use), so all jobs were killed; raise it with --limit memory=SIZE",
+                resident >> 20
+            )),
+            Event::SetupFailed(error) => {
+                output::complain(&error.to_string());
+                self.stop(Reason::Failed);
+            }
+            Event::Ready | Event::Stopped { .. } => {}
+        }
+    }
+
+    fn answered(&self, job: u32, answer: Result<(), StepError>) {
+        if let Some(waits) = self.starting.borrow_mut().remove(&job) {
+            let _ = waits.send(answer);
+        }
+    }
+
+    /// Looks after guarded files while the sandbox lives.
+    pub(crate) async fn guard(self: Rc<Self>) -> io::Result<()> {
+        let mut watch: Option<AsyncFd<OwnedFd>> = None;
+        loop {
+            let deadline = {
+                let mut guards = self.guards.borrow_mut();
+                let Some(guards) = guards.as_mut() else { return Ok(()) };
+                match guards.tick() {
+                    Ok(covers) => covers.into_iter().for_each(|covers| drop(self.sandbox.cover(covers))),
+                    Err(error) => drop(error.report()),
+                }
+                match (guards.events(), &watch) {
+                    (Some(fd), None) => watch = Some(job::watched(fd.try_clone_to_owned()?)?),
+                    (None, Some(_)) => watch = None,
+                    _ => {}
+                }
+                guards.deadline()
+            };
+            let due = async {
+                match deadline {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let happened = async {
+                match &watch {
+                    Some(watch) => watch.readable().await.map(|mut ready| ready.clear_ready()),
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! { () = due => {}, happened = happened => happened? }
+        }
+    }
+}
+
+/// Feeds a job all of its input.
+fn spawn_and_forget(job: Rc<Job>, bytes: Vec<u8>) {
+    spawn_local(async move { job.write(&bytes, true).await });
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
+fn window(size: Size) -> nix::pty::Winsize {
+    nix::pty::Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 }
+}
+
+/// The ends of a job's pipes.
+#[derive(Debug, Default)]
+struct Streams {
+    theirs: Vec<OwnedFd>,
+    input: Option<pipe::Sender>,
+    output: Vec<(Stream, Source)>,
+    /// What a shell says of itself at its end.
+    report: Option<Source>,
+}
+
+impl Streams {
+    fn make(&mut self, start: &Start) -> io::Result<Vec<Stdio>> {
+        let mut stdio = vec![Stdio::Terminal; 3];
+        if start.pty.is_none() {
+            stdio = vec![Stdio::Handed; 3];
+            match start.stdin {
+                Input::Null => stdio[0] = Stdio::Null,
+                Input::Pipe | Input::All(_) => {
+                    let (theirs, ours) = pair()?;
+                    self.theirs.push(theirs);
+                    self.input = Some(pipe::Sender::from_owned_fd(ours)?);
+                }
+            }
+            let (ours, theirs) = pair()?;
+            if start.merge {
+                self.theirs.push(theirs.try_clone()?);
+                self.theirs.push(theirs);
+            } else {
+                let (errors, their_errors) = pair()?;
+                self.theirs.extend([theirs, their_errors]);
+                self.output.push((Stream::Stderr, Source::Pipe(pipe::Receiver::from_owned_fd(errors)?)));
+            }
+            self.output.push((Stream::Stdout, Source::Pipe(pipe::Receiver::from_owned_fd(ours)?)));
+        }
+        if start.shell.is_some() {
+            let (ours, theirs) = pair()?;
+            self.theirs.push(theirs);
+            self.report = Some(Source::Pipe(pipe::Receiver::from_owned_fd(ours)?));
+            stdio.push(Stdio::Handed);
+        }
+        Ok(stdio)
+    }
+}
+
+/// A pipe: the end to read from, the end to write to.
+fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?)
+}
+
+/// Why a job did not start, as `run` would say it.
+fn start_failure(error: &StepError, argv0: &[u8]) -> Failure {
+    let program = output::path(std::path::Path::new(OsStr::from_bytes(argv0)));
+    match (error.step, error.errno()) {
+        (Step::Exec, Errno::ENOENT | Errno::ENOTDIR) => {
+            Failure::new(Code::Start, format!("{program}: command not found in the sandbox")).status(127)
+        }
+        (Step::Exec, errno) => {
+            Failure::new(Code::Start, format!("{program}: cannot be executed: {} ({errno:?})", errno.desc())).status(126)
+        }
+        _ => Failure::new(Code::Start, error.to_string()).status(125),
+    }
+}

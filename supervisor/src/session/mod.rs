@@ -1,0 +1,195 @@
+//! One sandbox, many jobs: `serve`, and `session`, whose sandbox outlives the command that made it.
+//!
+//! A session is a process of its own that serves the [protocol] on a Unix socket; `session exec` and the others are clients.
+//! There is no daemon, and nothing is shared between users.
+
+mod client;
+mod command;
+mod job;
+mod keep;
+mod live;
+mod place;
+pub(crate) mod protocol;
+mod server;
+mod shell;
+
+use std::ffi::OsString;
+use std::future::Future;
+use std::io;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::geteuid;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::{LocalSet, spawn_local};
+
+use crate::args::ServeArgs;
+use crate::engine;
+use crate::error::Error;
+use crate::events::Log;
+use crate::output;
+use crate::run::{self, Ready};
+use live::Live;
+use protocol::Reason;
+
+pub(crate) use command::session;
+
+/// Opens a sandbox and serves its clients until it is to end. Returns the exit status.
+pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
+    if args.schema {
+        return output::print_json(&schemars::schema_for!(protocol::Messages)).map(|()| 0);
+    }
+    args.policy.refuse_unsupported()?;
+    if args.detached {
+        let _ = nix::unistd::setsid();
+    }
+    // Bound before anything is started: who cannot be reached need not start.
+    let place = args.name.as_deref().map(place::Place::claim).transpose()?;
+    let listener = match (&place, &args.socket) {
+        (Some(place), _) => Some(bind(&place.socket())?),
+        (None, Some(path)) => Some(bind(path)?),
+        (None, None) => None,
+    };
+    let mut log = Log::open(args.json_events.as_deref())?;
+    let name: Vec<OsString> = vec![args.name.clone().unwrap_or_else(|| "serve".to_owned()).into()];
+    let Ready { prepared, overlaid, mut guards, scratch } = run::get_ready(&args.policy, &name, &mut log)?;
+    let caller = prepared.caller.clone();
+    let held: Vec<_> = overlaid.iter().map(crate::changes::Overlaid::lock).collect();
+    // From the first thread, before the runtime: init dies with the thread that made it, prctl(2).
+    let opened = engine::open(&prepared, &held, guards.as_mut())?;
+    let (sandbox, environment, group) = opened.parts();
+    more_descriptors();
+    let live = Live::new(sandbox, prepared, environment, guards, args.name.clone());
+    if let Some(place) = &place {
+        place.ready()?;
+    }
+    let cannot = |e: io::Error| Error::setup(format!("cannot serve the sandbox: {e}"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
+    let local = LocalSet::new();
+    let served = local.block_on(&runtime, attend(Rc::clone(&live), listener, args)).map_err(cannot);
+    // Tasks hold the sandbox, too.
+    drop(local);
+    runtime.shutdown_background();
+    let guards = live.guards.take();
+    drop(live);
+    engine::close(group, guards, &mut log)?;
+    if let Some(overlaid) = overlaid {
+        overlaid.finish(&caller);
+    }
+    drop(scratch);
+    drop(place);
+    match served? {
+        Reason::Failed => Err(Error::setup("the sandbox has ended before its session")),
+        _ => Ok(0),
+    }
+}
+
+/// Runs everything that a session does, and returns why it ends.
+async fn attend(live: Rc<Live>, listener: Option<std::os::unix::net::UnixListener>, args: &ServeArgs) -> io::Result<Reason> {
+    report(&live, "init", Rc::clone(&live).listen());
+    report(&live, "guarded files", Rc::clone(&live).guard());
+    let signals = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+    for kind in signals {
+        let (mut signal, live) = (signal(kind)?, Rc::clone(&live));
+        spawn_local(async move {
+            signal.recv().await;
+            live.stop(Reason::Stopped);
+        });
+    }
+    if let Some(ttl) = args.ttl {
+        let live = Rc::clone(&live);
+        spawn_local(async move {
+            tokio::time::sleep(ttl).await;
+            live.stop(Reason::Ttl);
+        });
+    }
+    if let Some(idle) = args.idle {
+        spawn_local(end_when_idle(Rc::clone(&live), idle));
+    }
+    match listener {
+        Some(listener) => {
+            listener.set_nonblocking(true)?;
+            report(&live, "clients", accept(Rc::clone(&live), UnixListener::from_std(listener)?));
+        }
+        None => {
+            let live = Rc::clone(&live);
+            spawn_local(async move {
+                server::serve(Rc::clone(&live), tokio::io::stdin(), tokio::io::stdout()).await;
+                // Its only client has gone.
+                live.stop(Reason::Stopped);
+            });
+        }
+    }
+    let reason = live.is_over().await;
+    // Clients are told.
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    Ok(reason)
+}
+
+/// A part of a session that ends it when it fails.
+fn report(live: &Rc<Live>, what: &'static str, part: impl Future<Output = io::Result<()>> + 'static) {
+    let live = Rc::clone(live);
+    spawn_local(async move {
+        if let Err(e) = part.await {
+            output::complain(&format!("cannot look after {what} any more: {e}"));
+            live.stop(Reason::Failed);
+        }
+    });
+}
+
+async fn accept(live: Rc<Live>, listener: UnixListener) -> io::Result<()> {
+    loop {
+        let (stream, _) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            // Out of descriptors for a moment, accept(2).
+            Err(e) if e.raw_os_error().is_some() => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+            Err(e) => return Err(e),
+        };
+        if is_same_user(&stream) {
+            let (reader, writer) = stream.into_split();
+            spawn_local(server::serve(Rc::clone(&live), reader, writer));
+        }
+    }
+}
+
+/// The mode of the socket keeps others out already; where it does not (an old kernel, a copy of the descriptor) this does.
+fn is_same_user(stream: &UnixStream) -> bool {
+    stream.peer_cred().is_ok_and(|peer| peer.uid() == geteuid().as_raw())
+}
+
+async fn end_when_idle(live: Rc<Live>, idle: Duration) {
+    loop {
+        let unused = live.used.get().elapsed();
+        if unused >= idle && live.is_idle() {
+            return live.stop(Reason::Idle);
+        }
+        let left = idle.saturating_sub(unused).max(Duration::from_millis(10));
+        tokio::time::sleep(left).await;
+    }
+}
+
+fn bind(path: &Path) -> Result<std::os::unix::net::UnixListener, Error> {
+    use nix::sys::stat::{Mode, umask};
+    let cannot = |e: io::Error| {
+        Error::setup(format!("cannot listen at {}: {e}", output::path(path)))
+            .hint("name a path that is not there, in a directory of yours")
+    };
+    // Private from its first moment.
+    let mask = umask(Mode::from_bits_truncate(0o177));
+    let bound = std::os::unix::net::UnixListener::bind(path);
+    umask(mask);
+    bound.map_err(cannot)
+}
+
+/// Every job has some; init and its jobs have their own limit already.
+fn more_descriptors() {
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+}

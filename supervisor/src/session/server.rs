@@ -1,0 +1,244 @@
+//! Clients of a session: reads requests, answers them when they are done.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::spawn_local;
+
+use super::job;
+use super::live::Live;
+use super::protocol::{
+    Bytes, Code, Explain, Failure, Initialize, Initialized, Kept, LONGEST, List, Notification, Of, Output, Reason, Request,
+    Resize, Signal, Size, Start, Started, Stream, Subscribe, VERSION, Wait, Write,
+};
+use crate::{explain, output};
+
+/// Lines that wait for a client that does not read.
+const WAITING: usize = 64;
+/// Requests of one client at a time; more wait in its socket.
+const OPEN: usize = 4096;
+
+/// A notification as a line.
+pub(crate) fn notification(notification: &Notification) -> String {
+    let mut value = serde_json::to_value(notification).unwrap_or_default();
+    value["jsonrpc"] = "2.0".into();
+    format!("{value}\n")
+}
+
+fn answer(id: &Value, outcome: Result<Value, Failure>) -> String {
+    let answer = match outcome {
+        Ok(result) => json!({"jsonrpc": "2.0", "id": id, "result": result}),
+        Err(error) => json!({"jsonrpc": "2.0", "id": id, "error": error}),
+    };
+    format!("{answer}\n")
+}
+
+/// Serves one client until it goes away or the session ends.
+pub(crate) async fn serve(live: Rc<Live>, reader: impl AsyncRead + Unpin, writer: impl AsyncWrite + Unpin + 'static) {
+    let (lines, waiting) = mpsc::channel(WAITING);
+    let writing = spawn_local(write_all(waiting, writer));
+    let mut reader = BufReader::new(reader);
+    let open = Arc::new(Semaphore::new(OPEN));
+    let (mut line, mut introduced) = (Vec::new(), false);
+    loop {
+        line.clear();
+        let mut limited = (&mut reader).take(LONGEST as u64 + 1);
+        let length = tokio::select! {
+            length = limited.read_until(b'\n', &mut line) => length,
+            _ = live.is_over() => break,
+        };
+        match length {
+            Ok(0) | Err(_) => break,
+            Ok(_) => {}
+        }
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        let whole = line.ends_with(b"\n");
+        let request = if whole || line.len() <= LONGEST { parse(&line) } else { Err(too_long()) };
+        let request = match request {
+            Ok(request) => request,
+            Err(failure) => {
+                let fatal = failure.code == Code::Parse as i32;
+                let _ = lines.send(answer(&Value::Null, Err(failure))).await;
+                if fatal { break } else { continue }
+            }
+        };
+        if !introduced {
+            let outcome = introduce(&live, &request);
+            introduced = outcome.is_ok();
+            let _ = lines.send(answer(&request.id, outcome)).await;
+            continue;
+        }
+        live.used.set(Instant::now());
+        let Ok(permit) = Arc::clone(&open).acquire_owned().await else { break };
+        let (live, lines) = (Rc::clone(&live), lines.clone());
+        spawn_local(async move {
+            let outcome = obey(&live, &request.method, request.params, &lines).await;
+            let _ = lines.send(answer(&request.id, outcome)).await;
+            drop(permit);
+        });
+    }
+    if let Some(reason) = *live.over.borrow() {
+        let _ = lines.send(notification(&Notification::Closing { reason })).await;
+    }
+    drop(lines);
+    if live.over.borrow().is_some() {
+        // Answers that are on their way; a client that does not read waits for nothing.
+        let _ = tokio::time::timeout(Duration::from_secs(1), writing).await;
+    }
+}
+
+async fn write_all(mut lines: mpsc::Receiver<String>, mut writer: impl AsyncWrite + Unpin) {
+    while let Some(line) = lines.recv().await {
+        if writer.write_all(line.as_bytes()).await.is_err() || lines.is_empty() && writer.flush().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn too_long() -> Failure {
+    Failure::new(Code::Parse, format!("a line is longer than {LONGEST} bytes"))
+}
+
+fn parse(line: &[u8]) -> Result<Request, Failure> {
+    let value: Value = serde_json::from_slice(line).map_err(|e| Failure::new(Code::Parse, format!("not JSON: {e}")))?;
+    let request: Request =
+        serde_json::from_value(value).map_err(|e| Failure::new(Code::Request, format!("not a request: {e}")))?;
+    let named = request.id.is_string() || request.id.is_number();
+    match request.jsonrpc == "2.0" && named {
+        true => Ok(request),
+        false => Err(Failure::new(Code::Request, "not a request: `jsonrpc` must be \"2.0\" and `id` a number or a string")),
+    }
+}
+
+fn introduce(live: &Live, request: &Request) -> Result<Value, Failure> {
+    if request.method != "initialize" {
+        return Err(Failure::new(Code::Version, "the first request must be `initialize`"));
+    }
+    let Initialize { protocol } = parameters(request.params.clone())?;
+    if protocol != VERSION {
+        let refused = format!("version {protocol} of the protocol is not spoken here");
+        return Err(Failure::new(Code::Version, refused).hint(format!("use version {VERSION}")));
+    }
+    let plan = &live.prepared.borrow().plan;
+    result(&Initialized {
+        protocol,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        session: live.name.clone(),
+        workspace: output::path(&live.prepared.borrow().policy.workspace),
+        tier: serde_json::to_value(plan.tier).ok().and_then(|tier| Some(tier.as_str()?.to_owned())).unwrap_or_default(),
+        lost: plan.lost.iter().map(|lost| lost.guarantee.name().to_owned()).collect(),
+    })
+}
+
+fn parameters<T: DeserializeOwned>(params: Value) -> Result<T, Failure> {
+    let params = if params.is_null() { json!({}) } else { params };
+    serde_json::from_value(params).map_err(|e| Failure::new(Code::Parameters, format!("wrong parameters: {e}")))
+}
+
+fn result(value: &impl Serialize) -> Result<Value, Failure> {
+    serde_json::to_value(value).map_err(|e| Failure::new(Code::Ended, format!("cannot express the answer as JSON: {e}")))
+}
+
+async fn obey(live: &Rc<Live>, method: &str, params: Value, lines: &mpsc::Sender<String>) -> Result<Value, Failure> {
+    let nothing = Ok(json!({}));
+    match method {
+        "start" | "exec" => {
+            let start: Start = parameters(params)?;
+            let client = start.stream.then(|| lines.clone());
+            let job = live.start(start, client).await?;
+            if method == "start" {
+                return result(&Started { job: job.number });
+            }
+            job.done().await;
+            result(&job.end())
+        }
+        "wait" => {
+            let Wait { job, timeout } = parameters(params)?;
+            let job = live.job(job)?;
+            let timeout = timeout.map(Duration::try_from_secs_f64).transpose();
+            let timeout = timeout.map_err(|e| Failure::new(Code::Parameters, format!("`timeout`: {e}")))?;
+            match timeout {
+                Some(timeout) if tokio::time::timeout(timeout, job.done()).await.is_err() => {
+                    Err(Failure::new(Code::Job, format!("job {} still runs", job.number)))
+                }
+                Some(_) => result(&job.end()),
+                None => {
+                    job.done().await;
+                    result(&job.end())
+                }
+            }
+        }
+        "write" => {
+            let Write { job, data, base64, eof } = parameters(params)?;
+            let bytes = Bytes { data, base64 }.bytes()?;
+            let job = live.job(job)?;
+            let closed = |e: std::io::Error| Failure::new(Code::Job, format!("job {} takes no input: {e}", job.number));
+            tokio::select! {
+                written = job.write(&bytes, eof) => written.map_err(closed)?,
+                // What it has left may have the other end, and never read.
+                _ = job.exited() => return Err(closed(std::io::ErrorKind::BrokenPipe.into())),
+            }
+            nothing
+        }
+        "resize" => {
+            let Resize { job, rows, columns } = parameters(params)?;
+            live.resize(&*live.job(job)?, Size { rows, columns }).map(|()| json!({}))
+        }
+        "signal" => {
+            let Signal { job, signal, group } = parameters(params)?;
+            let number = job::signal(&signal)
+                .map_err(|_| Failure::new(Code::Parameters, format!("there is no signal `{}`", output::clean(&signal))))?;
+            if live.job(job)?.has_exited() {
+                return Err(Failure::new(Code::Job, format!("job {job} has ended")));
+            }
+            live.signal(job, number, group).map(|()| json!({}))
+        }
+        "kill" => {
+            let Of { job } = parameters(params)?;
+            live.job(job)?;
+            live.kill(job).map(|()| json!({}))
+        }
+        "attach" => {
+            let Of { job } = parameters(params)?;
+            let job = live.job(job)?;
+            let mut clients = job.clients.borrow_mut();
+            clients.retain(|known| !known.same_channel(lines));
+            clients.push(lines.clone());
+            let kept = job.kept(Stream::Stdout).borrow();
+            result(&Kept { bytes: Bytes::of(kept.bytes()), dropped: kept.dropped() })
+        }
+        "output" => {
+            let Output { job, stream } = parameters(params)?;
+            let job = live.job(job)?;
+            let kept = job.kept(stream).borrow();
+            result(&Kept { bytes: Bytes::of(kept.bytes()), dropped: kept.dropped() })
+        }
+        "list" => result(&List { jobs: live.jobs().iter().map(|job| job.listed()).collect() }),
+        "subscribe" => {
+            let Subscribe { jobs } = parameters(params)?;
+            let mut subscribers = live.subscribers.borrow_mut();
+            subscribers.retain(|known| !known.same_channel(lines));
+            subscribers.extend(jobs.then(|| lines.clone()));
+            nothing
+        }
+        "explain" => {
+            let Explain { what, subject } = parameters(params)?;
+            let answer = explain::about(what, &subject, &mut live.prepared.borrow_mut());
+            result(&answer.map_err(|error| Failure::new(Code::Parameters, error.message))?)
+        }
+        "stop" => {
+            live.stop(Reason::Stopped);
+            nothing
+        }
+        "initialize" => Err(Failure::new(Code::Request, "`initialize` was there already")),
+        other => Err(Failure::new(Code::Method, format!("there is no method `{}`", output::clean(other)))),
+    }
+}
