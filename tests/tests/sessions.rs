@@ -1,0 +1,372 @@
+//! Sessions: one sandbox, many jobs.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use hermes_tests::{Outcome, Sandbox, run_to_end, run_to_end_with_input, wait_until};
+use serde_json::{Value, json};
+
+/// `serve` on its standard streams.
+struct Served {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    last: u64,
+}
+
+impl Served {
+    fn new(sandbox: &Sandbox) -> Self {
+        Self::with(sandbox, &[])
+    }
+
+    fn with(sandbox: &Sandbox, options: &[&str]) -> Self {
+        let mut command = sandbox.hermes();
+        let mut child = command
+            .arg("serve")
+            .args(options)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
+        let mut served = Self { child, input, output, last: 0 };
+        let answer = served.ask("initialize", json!({"protocol": 1}));
+        assert_eq!(answer["protocol"], 1, "{answer}");
+        served
+    }
+
+    fn send(&mut self, text: &str) {
+        self.input.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
+    }
+
+    fn request(&mut self, method: &str, params: Value) -> u64 {
+        self.last += 1;
+        self.send(&format!("{}\n", json!({"jsonrpc": "2.0", "id": self.last, "method": method, "params": params})));
+        self.last
+    }
+
+    fn line(&mut self) -> Value {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        assert!(!line.is_empty(), "the server has ended");
+        serde_json::from_str(&line).unwrap()
+    }
+
+    /// The answer to a request, whatever else comes before.
+    fn answer(&mut self, id: u64) -> Value {
+        loop {
+            let line = self.line();
+            if line["id"] == id {
+                return line;
+            }
+        }
+    }
+
+    fn ask(&mut self, method: &str, params: Value) -> Value {
+        let id = self.request(method, params);
+        let answer = self.answer(id);
+        assert!(answer.get("error").is_none(), "{method}: {answer}");
+        answer["result"].clone()
+    }
+
+    fn refused(&mut self, method: &str, params: Value) -> Value {
+        let id = self.request(method, params);
+        self.answer(id)["error"].clone()
+    }
+
+    fn sh(&mut self, line: &str) -> Value {
+        self.ask("exec", json!({"argv": ["/bin/sh", "-c", line]}))
+    }
+
+    fn end(mut self) -> i32 {
+        drop(self.input.take());
+        self.child.wait().unwrap().code().unwrap()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn jobs_have_status_streams_directory_variables_and_input() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    let end = served.sh("echo out; echo err >&2; exit 7");
+    assert_eq!((&end["status"], &end["stdout"], &end["stderr"]), (&json!(7), &json!("out\n"), &json!("err\n")));
+    let merged = served.ask("exec", json!({"argv": ["sh", "-c", "echo a; echo b >&2; echo c"], "merge": true}));
+    assert_eq!((&merged["stdout"], merged.get("stderr")), (&json!("a\nb\nc\n"), None));
+    let end = served.ask("exec", json!({"argv": ["sh", "-c", "pwd; echo $V; cat"], "cwd": "/usr", "env": {"V": "1 2"}, "stdin": {"data": "in\n"}}));
+    assert_eq!(end["stdout"], "/usr\n1 2\nin\n");
+    assert_eq!(served.sh("cat").get("stdout").unwrap(), "", "nothing to read is an end");
+    assert_eq!(served.sh("kill -9 $$")["signal"], "KILL");
+    assert_eq!(served.sh("kill -9 $$")["status"], 137);
+    let odd = served.ask("exec", json!({"argv": ["printf", "a\\377b"]}));
+    assert_eq!(odd["stdout"], "a\u{fffd}b");
+    for (argv, status) in [(json!(["no-such-program"]), 127), (json!(["/etc/passwd"]), 126)] {
+        let error = served.refused("exec", json!({"argv": argv}));
+        assert_eq!((&error["code"], &error["data"]["status"]), (&json!(-32003), &json!(status)), "{error}");
+    }
+    assert_eq!(served.end(), 0);
+}
+
+#[test]
+fn command_lines_keep_directory_and_variables() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    let mut line = |line: &str| served.ask("exec", json!({"shell": line}));
+    assert_eq!(line("cd /usr/bin; export A='x y'; B=2; exit 4")["status"], 4);
+    assert_eq!(line("pwd; echo \"$A$B\"")["stdout"], "/usr/bin\nx y\n");
+    assert_eq!(line("unset A; cd ..")["cwd"], "/usr");
+    assert_eq!(line("echo ${A-unset}; exec sh -c 'cd /etc'")["stdout"], "unset\n");
+    assert_eq!(line("pwd")["stdout"], "/usr\n", "what exec replaced says nothing");
+    // More than a pipe holds.
+    assert_eq!(line("export BIG=$(head -c 90000 /dev/zero | tr '\\0' x)")["status"], 0);
+    assert_eq!(line("echo ${#BIG}")["stdout"], "90000\n");
+    let other = served.ask("exec", json!({"argv": ["sh", "-c", "pwd; echo ${BIG-none}"]}));
+    assert_eq!(other["stdout"], format!("{}\nnone\n", sandbox.workspace.display()));
+}
+
+#[test]
+fn what_a_job_leaves_dies_with_it_unless_it_is_to_stay() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    // Two forks and a session of its own, with every stream closed.
+    let daemon = |mark: &str| format!("(setsid sh -c 'exec -a {mark} sleep 300 </dev/null >/dev/null 2>&1 &' &) ; sleep 0.2");
+    let bash = |line: String| json!({"argv": ["bash", "-c", line]});
+    let running = |served: &mut Served, mark: &str| {
+        let count = served.sh(&format!("grep -la '^{mark}' /proc/[0-9]*/cmdline 2>/dev/null | wc -l"));
+        count["stdout"].as_str().unwrap().trim().parse::<u32>().unwrap()
+    };
+    served.ask("exec", bash(daemon("gone").replace("sh -c 'exec", "bash -c 'exec")));
+    assert_eq!(running(&mut served, "gone"), 0);
+    let mut stays = bash(daemon("stays").replace("sh -c 'exec", "bash -c 'exec"));
+    stays["background"] = json!(true);
+    let job = served.ask("exec", stays)["job"].clone();
+    assert_eq!(running(&mut served, "stays"), 1, "by request");
+    served.ask("kill", json!({"job": job}));
+    assert!(wait_until(10, || running(&mut served, "stays") == 0));
+    // A server of one job is there for the next, which may signal it.
+    let server = served.ask("exec", json!({"argv": ["sh", "-c", "sleep 300 & echo $!"], "background": true}));
+    let pid = server["stdout"].as_str().unwrap().trim().to_owned();
+    assert_eq!(served.sh(&format!("kill {pid} && echo signalled"))["stdout"], "signalled\n");
+}
+
+#[test]
+fn a_job_cannot_take_itself_out_of_its_jobs_processes() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    let python = "import resource as r, ctypes\n\
+        print(r.getrlimit(r.RLIMIT_RTTIME)[1] > 0)\n\
+        for limit in [(1, 1), (0, 0), r.getrlimit(r.RLIMIT_RTTIME)]:\n    \
+            try: r.setrlimit(r.RLIMIT_RTTIME, limit); print('CHANGED')\n    \
+            except (PermissionError, ValueError, OSError): pass\n\
+        r.setrlimit(r.RLIMIT_NOFILE, r.getrlimit(r.RLIMIT_NOFILE)); print('END')";
+    let end = served.ask("exec", json!({"argv": ["/usr/bin/python3", "-c", python]}));
+    assert_eq!(end["stdout"], "True\nEND\n", "{end}");
+    // The control: outside the same limit can be changed.
+    let control = "import resource as r; r.setrlimit(r.RLIMIT_RTTIME, (1 << 40, 1 << 40)); print('CHANGED')";
+    run_to_end(Command::new("/usr/bin/python3").args(["-c", control])).ok().says("CHANGED");
+}
+
+#[test]
+fn time_is_up_in_time_for_whatever_ignores_it() {
+    let sandbox = Sandbox::new().flags(["--limit", "grace=200ms"]);
+    let mut served = Served::with(&sandbox, &["--limit", "grace=200ms"]);
+    let begun = Instant::now();
+    let ignores = "trap '' TERM; (trap '' TERM; setsid sleep 100 &) ; echo begun; sleep 100";
+    let end = served.ask("exec", json!({"argv": ["bash", "-c", ignores], "timeout": 0.5}));
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    assert_eq!((&end["status"], &end["timed_out"], &end["stdout"]), (&json!(124), &json!(true), &json!("begun\n")));
+    assert_eq!(end["note"], "[Command timed out after 0.5s]");
+    assert_eq!(served.sh("ls -d /proc/[0-9]* | wc -l; grep -c sleep /proc/[0-9]*/comm | grep -c ':1'")["stdout"].as_str().unwrap().lines().last(), Some("0"));
+}
+
+#[test]
+fn several_are_answered_at_once_and_a_slow_reader_stops_only_its_own_job() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    let slow = served.request("exec", json!({"argv": ["sleep", "1"]}));
+    let quick = served.request("exec", json!({"argv": ["true"]}));
+    assert_eq!(served.line()["id"], quick);
+    assert_eq!(served.line()["id"], slow);
+    // 200 MB that nobody reads: kept are the ends, and the server stays small.
+    let end = served.ask("exec", json!({"argv": ["sh", "-c", "yes | head -c 200000000"]}));
+    assert_eq!(end["omitted"]["stdout"].as_u64().unwrap(), 200_000_000 - 50_000);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", served.child.id())).unwrap();
+    let peak: u64 = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak < 100_000, "{peak} kB");
+}
+
+#[test]
+fn output_streams_and_input_is_taken_as_it_comes() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    let job = served.ask("start", json!({"argv": ["sed", "-u", "s/^/got /"], "stdin": "pipe", "stream": true}))["job"].clone();
+    for word in ["one", "two"] {
+        served.request("write", json!({"job": job, "data": format!("{word}\n")}));
+        let said = loop {
+            let line = served.line();
+            if line["method"] == "output" {
+                break line["params"]["data"].clone();
+            }
+        };
+        assert_eq!(said, format!("got {word}\n"));
+    }
+    served.ask("write", json!({"job": job, "eof": true}));
+    assert_eq!(served.ask("wait", json!({"job": job}))["stdout"], "got one\ngot two\n");
+    assert_eq!(served.refused("write", json!({"job": job, "data": "x"}))["code"], -32002);
+}
+
+#[test]
+fn a_terminal_is_one_and_changes_its_size() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    let start = json!({"argv": ["sh", "-c", "tty; stty size; read x; stty size; echo got $x"], "pty": {"rows": 30, "columns": 120}});
+    let job = served.ask("start", start)["job"].clone();
+    assert!(wait_until(10, || served.ask("output", json!({"job": job}))["data"].as_str().unwrap().contains("30 120")));
+    served.ask("resize", json!({"job": job, "rows": 10, "columns": 20}));
+    served.ask("write", json!({"job": job, "data": "typed\n"}));
+    let end = served.ask("wait", json!({"job": job}));
+    let said = end["stdout"].as_str().unwrap();
+    assert!(said.starts_with("/dev/pts/") && said.contains("10 20") && said.contains("got typed"), "{said}");
+    assert_eq!(end.get("stderr"), None);
+}
+
+#[test]
+fn bad_input_is_answered_and_changes_nothing() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    for (line, code) in [
+        ("{\"jsonrpc\":\"2.0\",\"id\":1}\n", -32600),
+        ("[1]\n", -32600),
+        ("{\"jsonrpc\":\"1.0\",\"id\":1,\"method\":\"list\"}\n", -32600),
+        ("{\"jsonrpc\":\"2.0\",\"id\":null,\"method\":\"list\"}\n", -32600),
+    ] {
+        served.send(line);
+        assert_eq!(served.line()["error"]["code"], code, "{line}");
+    }
+    served.send("\n\n");
+    for (method, params, code) in [
+        ("nothing", json!({}), -32601),
+        ("exec", json!({}), -32602),
+        ("exec", json!({"argv": ["true"], "shell": "true"}), -32602),
+        ("exec", json!({"argv": ["true"], "unknown": 1}), -32602),
+        ("exec", json!({"argv": "true"}), -32602),
+        ("exec", json!({"argv": ["true"], "timeout": -1}), -32602),
+        ("exec", json!({"argv": ["true"], "timeout": 0}), -32602),
+        ("exec", json!({"argv": ["true"], "env": {"A=B": "x"}}), -32602),
+        ("exec", json!({"argv": ["true"], "stdin": {"base64": "?"}}), -32602),
+        ("exec", json!({"argv": ["true"], "keep": {"head": 99_999_999_999u64, "tail": 0}}), -32602),
+        ("exec", json!({"argv": ["tr\u{0}ue"]}), -32003),
+        ("exec", json!({"argv": ["true"], "cwd": "/no/such/dir"}), -32003),
+        ("wait", json!({"job": 99}), -32002),
+        ("signal", json!({"job": 99, "signal": "TERM"}), -32002),
+        ("signal", json!({"job": 1, "signal": "NOTHING"}), -32602),
+        ("resize", json!({"job": 1, "rows": 1}), -32602),
+    ] {
+        let error = served.refused(method, params.clone());
+        assert_eq!(error["code"], code, "{method} {params}: {error}");
+    }
+    assert_eq!(served.sh("echo still here")["stdout"], "still here\n");
+    served.send("{\"jsonrpc\":\"2.0\",");
+    drop(served.input.take());
+    assert_eq!(served.line()["error"]["code"], -32700, "half a line");
+}
+
+#[test]
+fn another_version_and_a_line_without_end_are_refused() {
+    let sandbox = Sandbox::new();
+    let open = |lines: Vec<u8>| {
+        let mut command = sandbox.hermes();
+        command.arg("serve");
+        run_to_end_with_input(&mut command, lines)
+    };
+    let refused = open(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"initialize\",\"params\":{\"protocol\":9}}\n".to_vec());
+    assert!(refused.out().contains("-32001") && refused.out().contains("use version 1"), "{}", refused.report());
+    let early = open(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"list\"}\n".to_vec());
+    assert!(early.out().contains("-32001"), "{}", early.report());
+    let long = open(vec![b'x'; 100 << 20]);
+    assert!(long.out().contains("-32700") && long.out().contains("longer than"), "{}", long.report());
+}
+
+#[test]
+fn a_fork_bomb_ends_with_its_job_and_the_session_goes_on() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::with(&sandbox, &["--limit", "processes=200", "--limit", "grace=100ms"]);
+    let bomb = "bomb() { bomb | bomb & }; bomb; sleep 100";
+    let end = served.ask("exec", json!({"argv": ["bash", "-c", bomb], "timeout": 1}));
+    assert_eq!(end["status"], 124);
+    assert!(wait_until(20, || served.ask("exec", json!({"argv": ["echo", "alive"]}))["stdout"] == "alive\n"));
+}
+
+#[test]
+fn many_jobs_at_once_all_end() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    let ids: Vec<u64> = (0..300).map(|n| served.request("exec", json!({"argv": ["echo", n.to_string()]}))).collect();
+    let mut left: std::collections::BTreeSet<u64> = ids.into_iter().collect();
+    while !left.is_empty() {
+        let line = served.line();
+        assert_eq!(line["result"]["status"], 0, "{line}");
+        assert!(left.remove(&line["id"].as_u64().unwrap()));
+    }
+}
+
+fn session(sandbox: &Sandbox, words: &[&str]) -> Outcome {
+    run_to_end(sandbox.hermes().arg("session").args(words).env("XDG_RUNTIME_DIR", &sandbox.home))
+}
+
+#[test]
+fn a_session_outlives_the_command_that_made_it() {
+    let sandbox = Sandbox::new();
+    let session = |words: &[&str]| session(&sandbox, words);
+    session(&["start", "work"]).ok().says("work\n");
+    assert!(session(&["start", "work"]).refused(125).err().contains("there is a session `work` already"));
+    session(&["exec", "work", "--", "sh", "-c", "echo here > /tmp/f; exit 3"]).exits(3);
+    session(&["exec", "work", "cat", "/tmp/f"]).ok().says("here\n");
+    session(&["exec", "-c", "work", "cd /usr; export A=1"]).ok();
+    session(&["exec", "-c", "work", "pwd; echo $A"]).ok().says("/usr\n1\n");
+    session(&["exec", "--timeout", "300ms", "work", "sleep", "60"]).exits(124);
+    session(&["exec", "work", "no-such-program"]).exits(127);
+    session(&["list"]).ok().says("work").says("lives");
+    session(&["exec", "work", "--", "sh", "-c", "echo x > .envrc"]).ok();
+    let stopped = session(&["stop", "work"]);
+    assert!(stopped.ok().err().contains("put aside .envrc"), "{}", stopped.report());
+    assert!(session(&["exec", "work", "true"]).refused(125).err().contains("there is no session `work`"));
+}
+
+#[test]
+fn a_killed_session_takes_its_jobs_along_and_is_named() {
+    let sandbox = Sandbox::new();
+    let session = |words: &[&str]| session(&sandbox, words);
+    session(&["start", "s"]).ok();
+    let canary = sandbox.canary("job");
+    session(&["exec", "-d", "s", "--", "sh", "-c", &format!(": {canary}; sleep 300")]).ok().says("1\n");
+    let ready = std::fs::read_to_string(sandbox.home.join("hermes-sandbox/s/ready")).unwrap();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(ready.parse().unwrap()), nix::sys::signal::Signal::SIGKILL).unwrap();
+    hermes_tests::assert_gone(&canary);
+    assert!(wait_until(10, || session(&["list"]).out().contains("ended")));
+    let gone = session(&["exec", "s", "true"]);
+    assert!(gone.refused(125).err().contains("its process has ended"), "{}", gone.report());
+    session(&["start", "s"]).ok();
+    session(&["stop", "--all"]).ok();
+}
+
+#[test]
+fn sessions_end_by_themselves() {
+    let sandbox = Sandbox::new();
+    let session = |words: &[&str]| session(&sandbox, words);
+    for (option, name) in [("--ttl", "t"), ("--idle", "i")] {
+        session(&["start", option, "500ms", name]).ok();
+        session(&["exec", name, "true"]).ok();
+        assert!(wait_until(10, || session(&["list"]).out().contains(&format!("{name}  ended"))), "{option}");
+        session(&["stop", name]).ok();
+    }
+}
