@@ -65,7 +65,7 @@ impl Root {
 
     /// Gives the first directory on the way to `relative` that cannot be read, searched or written all rights of its owner.
     fn open_up(&self, relative: &Path) -> bool {
-        if !self.insists.load(Ordering::Relaxed) || self.opened().len() >= MOST_OPENED {
+        if !self.insists.load(Ordering::Relaxed) {
             return false;
         }
         let step = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -76,7 +76,10 @@ impl Root {
             let mode = stat.st_mode & 0o7777;
             if mode & 0o700 != 0o700 && stat.st_uid == geteuid().as_raw() {
                 let done = set_mode(&next, mode | 0o700).is_ok();
-                self.opened().push((next, mode));
+                let mut opened = self.opened();
+                if opened.len() < MOST_OPENED {
+                    opened.push((next, mode));
+                }
                 return done;
             }
             at = Some(next);
@@ -204,7 +207,8 @@ impl Drop for Root {
 /// Bytes of a path that one call takes, with a margin below PATH_MAX.
 const LONGEST_PATH: usize = 3500;
 
-/// Directories that are held open to take back the rights that they were given.
+/// Directories that are held open to take back the rights that they were given. More keep these: nobody is to hide one among
+/// many.
 const MOST_OPENED: usize = 256;
 
 fn set_mode(directory: &OwnedFd, mode: u32) -> io::Result<()> {
