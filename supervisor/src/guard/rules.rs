@@ -159,8 +159,9 @@ impl<'p> TreeRules<'p> {
             Some(inside) => {
                 let in_git = self.guard.in_git_dir(&inside.join(name));
                 let by_place = || if is_in_dot_git(directory) { None } else { by_place() };
+                let in_outer = || self.in_outer_git(git?, &directory.join(name));
                 // Git makes no symlinks in its own directory.
-                in_git.or_else(by_place).or_else(|| if link { self.guard.by_id("git-pointer") } else { None })
+                in_git.or_else(in_outer).or_else(by_place).or_else(|| if link { self.guard.by_id("git-pointer") } else { None })
             }
             None => by_place(),
         };
@@ -170,6 +171,12 @@ impl<'p> TreeRules<'p> {
             // What one only hears of by its name may still be a hook.
             rule => self.aliases.iter().find_map(|alias| self.by_alias(alias, directory, name, link)).or(rule),
         }
+    }
+
+    /// What git obeys in a directory of a git directory stays that when a job gives this one the looks of a git directory.
+    fn in_outer_git(&self, git: &Path, path: &Path) -> Option<&Rule> {
+        let not_below = |rule: &&Rule| rule.id != "git-hooks" && rule.check != Check::GitConfig;
+        git.ancestors().skip(1).find_map(|outer| self.guard.in_git_dir(path.strip_prefix(outer).ok()?).filter(not_below))
     }
 
     fn by_alias(&self, alias: &Alias, directory: &Path, name: &OsStr, link: bool) -> Option<&Rule> {

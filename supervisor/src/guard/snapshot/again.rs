@@ -45,12 +45,15 @@ impl<R: Rules + Sync> Walk<'_, R> {
                 Ok(_) => return Err(Errno::ENOTDIR),
                 Err(errno) => return Err(errno),
             };
-            let git = dir.git.and_then(|git| if git as usize == index { None } else { moved[git as usize] });
+            let around = if parent == ROOT { None } else { dirs[parent as usize].git };
+            let is_git = dir.git == Some(index as u32);
+            // A directory above may have become a git directory, or have ceased to be one.
+            let same_git = is_git || dir.git.and_then(|git| moved[git as usize]) == around;
             let settled = dir.ctime < old.taken - COARSE;
-            if (stat.ino, stat.ctime) == (dir.ino, dir.ctime) && settled {
+            if (stat.ino, stat.ctime) == (dir.ino, dir.ctime) && settled && same_git {
                 let new = dirs.len() as u32;
                 moved[index] = Some(new);
-                let git = if dir.git == Some(index as u32) { Some(new) } else { git };
+                let git = if is_git { Some(new) } else { around };
                 let mut held = Vec::with_capacity(dir.held.len());
                 for known in &dir.held {
                     held.extend(self.look(path, known, old.taken));
@@ -60,7 +63,7 @@ impl<R: Rules + Sync> Walk<'_, R> {
                 dirs.push(Dir { parent, name, ino, ctime, git, repository, held, links });
                 continue;
             }
-            let git = git.map(|git| Git { index: git, path: path_of(dirs, git).into() });
+            let git = around.map(|git| Git { index: git, path: path_of(dirs, git).into() });
             let pending = Pending { parent, name: dir.name.clone(), path: path.to_owned(), git };
             let found = self.read(&mut scratch, &pending, || dirs.len() as u32, Some((dir, old.taken)));
             let Ok(Some((new, dir, below))) = found else { continue };

@@ -235,7 +235,10 @@ impl<R: Rules + Sync> Walk<'_, R> {
         // Git takes objects and refs from where `commondir` leads, is_git_directory in its setup.c. Below a `.git` that
         // is a linked worktree's, which its own rules are about.
         let apart = !is_in_dot_git(path) && has("HEAD") && has("commondir");
-        let repository = has("HEAD") && has("objects") && has("refs") || apart;
+        // All in `hooks` is guarded as that: a repository there would make it somebody else's.
+        let in_hooks =
+            git.as_ref().is_some_and(|git| path.strip_prefix(&git.path).is_ok_and(|inside| inside.starts_with("hooks")));
+        let repository = !in_hooks && (has("HEAD") && has("objects") && has("refs") || apart);
         let is_git = name == b".git" || repository;
         let is_data = is_git && (is_in_dot_git(path) || self.rules.is_in_git_tree());
         let index = index();
