@@ -1,6 +1,7 @@
 //! Which changes of a layer may go to the host, and why the others may not.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -161,15 +162,16 @@ fn judge(change: &Change, ground: &Ground, guard: &Guard<'_>) -> Verdict {
     guard.judge(here, &named, before, Seen { is: &now, mode: after.permissions() })
 }
 
-/// The part of a git directory's hooks and configuration below a directory of the host that is one whatever it is called.
+/// The part of a git directory's hooks and configuration below a directory of the host that is one, whatever it is called, or
+/// becomes one by empty directories beside its HEAD, which nothing guards.
 fn in_repository<'p>(path: &'p Path, lower: &Root) -> Option<&'p Path> {
-    let is_repository = |directory: &&Path| {
-        let has = |name: &str| lower.stat(&directory.join(name)).is_ok();
-        has("HEAD") && (has("commondir") || (has("objects") && has("refs")))
-    };
-    let inside = path.strip_prefix(path.ancestors().skip(1).find(is_repository)?).ok()?;
-    let first = inside.iter().next()?;
-    ["hooks", "config", "config.worktree", "commondir"].iter().any(|name| first == *name).then_some(inside)
+    let obeyed = ["hooks", "config", "config.worktree", "commondir"].map(OsStr::new);
+    // Every one on the way: a HEAD of any text in `hooks` must not stand between these and their repository.
+    path.ancestors().skip(1).find_map(|directory| {
+        let inside = path.strip_prefix(directory).ok()?;
+        let is_repository = || lower.stat(&directory.join("HEAD")).is_ok();
+        inside.iter().next().is_some_and(|first| obeyed.contains(&first) && is_repository()).then_some(inside)
+    })
 }
 
 /// What a judgement is about; `None` for a directory.
