@@ -1,6 +1,8 @@
 //! Guarded files that a job hides behind what the look at a tree takes for something else.
 #![allow(clippy::unwrap_used)]
 
+use std::path::Path;
+
 use hermes_tests::{Sandbox, is_root, let_files_age, need, skip};
 
 const SCRIPT: &str = r##"
@@ -60,4 +62,25 @@ fn a_directory_cannot_be_hidden_among_many_that_nobody_may_list() {
     let sandbox = Sandbox::new();
     sandbox.sh(plant).ok();
     assert_eq!(left(&sandbox).trim(), "0");
+}
+
+#[test]
+fn hooks_are_guarded_where_the_configuration_lies_outside_of_the_workspace() {
+    need!("git");
+    let prepare = "mkdir main; cd main; git init -q .; git config core.hooksPath tools/hooks; mkdir -p tools/hooks; \
+                   echo x > tools/hooks/x; git add .; git commit -qm x; git worktree add -q ../linked";
+    for (workspace, hooks, top) in [("linked", "tools/hooks", "linked"), ("main/tools", "hooks", "main")] {
+        for inside in [false, true] {
+            let sandbox = Sandbox::new();
+            sandbox.plain_sh(&format!("{SCRIPT}{prepare}")).ok();
+            let_files_age();
+            let workspace = sandbox.workspace.join(workspace);
+            let plant = format!("{SCRIPT}cd {}; hook {hooks} post-commit", workspace.display());
+            let sandbox = sandbox.flags([Path::new("--workspace"), &workspace]);
+            let done = if inside { sandbox.sh(&plant) } else { sandbox.plain_sh(&plant) };
+            done.ok();
+            sandbox.plain_sh(&format!("{SCRIPT}cd {top}; git commit -q --allow-empty -m y")).ok();
+            assert_eq!(sandbox.workspace.join(top).join("fired").exists(), !inside, "{}", done.report());
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! The rules as they hold for one tree of a run.
 
+mod hooks_path;
+
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -70,6 +72,14 @@ impl<'p> TreeRules<'p> {
     /// Where else guarded files of this tree are.
     pub(crate) fn aliases_of(&self, now: &Snapshot) -> Vec<Alias> {
         let mut aliases = BTreeSet::new();
+        let mut hooks = |top: &Path| {
+            let inside = hooks_path::directories(top).into_iter().filter_map(|at| self.inside(&at));
+            aliases.extend(inside.map(|at| Alias { at, seen: None }));
+        };
+        self.tree.ancestors().skip(1).for_each(&mut hooks);
+        for (path, ..) in now.held().filter(|(path, ..)| path.file_name() == Some(OsStr::new(".git"))) {
+            hooks(&self.tree.join(path.parent().unwrap_or(Path::new(""))));
+        }
         for (path, git, held) in now.held() {
             let directory = path.parent().unwrap_or(Path::new(""));
             match &held.is {
