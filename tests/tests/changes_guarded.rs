@@ -3,8 +3,9 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
-use hermes_tests::{Sandbox, let_files_age, need, run_to_end};
+use hermes_tests::{Sandbox, is_root, let_files_age, need, run_to_end, skip};
 
 const CONFIG: &str =
     r#"printf '[core]\n\trepositoryformatversion = 0\n\tbare = false\n\tworktree = .\n\tfsmonitor = "touch %s/fired"\n' "$PWD""#;
@@ -48,4 +49,47 @@ fn no_plain_directory_becomes_a_repository_that_runs_something() {
             assert_eq!(sandbox.workspace.join("fired").exists(), !inside, "{plant}");
         }
     }
+}
+
+#[test]
+fn submodules_of_a_linked_worktree_are_repositories_too() {
+    need!("git");
+    let prepare = "export GIT_AUTHOR_NAME=t GIT_AUTHOR_EMAIL=t@example.com GIT_COMMITTER_NAME=t GIT_COMMITTER_EMAIL=t@example.com; \
+                   git init -q from; git -C from commit -q --allow-empty -m a; git init -q main; cd main; \
+                   git -c protocol.file.allow=always submodule -q add ../from sub; git commit -qm b; git worktree add -q ../linked; \
+                   cd ../linked; git -c protocol.file.allow=always submodule -q update --init";
+    for inside in [false, true] {
+        let sandbox = Sandbox::overlaid();
+        sandbox.plain_sh(prepare).ok();
+        let_files_age();
+        let fired = sandbox.workspace.join("linked/fired");
+        let linked = sandbox.workspace.join("linked");
+        let plant = format!("git -C {}/sub config core.fsmonitor 'touch {} #'", linked.display(), fired.display());
+        let sandbox = sandbox.flags([Path::new("--workspace"), &linked]);
+        if inside {
+            sandbox.sh(&plant).ok();
+            sandbox.changes(&["apply", "--workspace", linked.to_str().unwrap()]).ok();
+        } else {
+            sandbox.plain_sh(&plant).ok();
+        }
+        sandbox.plain_sh("git -C linked/sub status").ok();
+        assert_eq!(fired.exists(), !inside);
+    }
+}
+
+#[test]
+fn a_directory_that_nobody_may_read_keeps_nothing_else_from_the_host() {
+    if is_root() {
+        skip!("root may read all");
+    }
+    let sandbox = Sandbox::overlaid();
+    let_files_age();
+    sandbox
+        .sh("mkdir closed unlisted; echo a > closed/a; echo b > unlisted/b; echo c > c; chmod 0 closed; chmod 300 unlisted")
+        .ok();
+    sandbox.changes(&["list"]).ok().says("layer 1 ");
+    let applied = sandbox.changes(&["apply"]);
+    assert!(applied.code() == 1 && applied.err().contains("closed: Permission denied"), "{}", applied.report());
+    assert_eq!((sandbox.read("unlisted/b"), sandbox.read("c")), ("b\n".into(), "c\n".into()));
+    sandbox.plain_sh("chmod 700 closed").ok();
 }

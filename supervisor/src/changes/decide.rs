@@ -152,10 +152,10 @@ fn judge(change: &Change, ground: &Ground, guard: &Guard<'_>) -> Verdict {
     let Some(now) = what(&ground.upper, &change.path, &after) else { return Verdict::Free };
     let before = change.before.and_then(|stamp| Some((what(&ground.lower, &change.path, &stamp)?, stamp.permissions())));
     // The rules name places below a workspace; a git directory outside is one as if it lay in it.
-    let named = match (change.part, in_repository(&change.path, &ground.lower)) {
-        (0, None) => change.path.clone(),
-        (0, Some(inside)) => Path::new(".git").join(inside),
-        _ => Path::new(".git").join(&change.path),
+    let named = match in_repository(&change.path, &ground.lower) {
+        Some(inside) => Path::new(".git").join(inside),
+        None if change.part == 0 => change.path.clone(),
+        None => Path::new(".git").join(&change.path),
     };
     let before = before.as_ref().map(|(is, mode)| Seen { is, mode: *mode });
     let here = (change.part == 0).then_some(change.path.as_path());
