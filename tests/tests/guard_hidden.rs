@@ -68,14 +68,19 @@ fn a_directory_cannot_be_hidden_among_many_that_nobody_may_list() {
 fn hooks_are_guarded_where_the_configuration_lies_outside_of_the_workspace() {
     need!("git");
     let prepare = "mkdir main; cd main; git init -q .; git config core.hooksPath tools/hooks; mkdir -p tools/hooks; \
-                   echo x > tools/hooks/x; git add .; git commit -qm x; git worktree add -q ../linked";
-    for (workspace, hooks, top) in [("linked", "tools/hooks", "linked"), ("main/tools", "hooks", "main")] {
+                   echo x > tools/hooks/x; git add .; git commit -qm x; git worktree add -q ../linked; \
+                   git config include.path ../tools/more";
+    for (workspace, plant, top) in [
+        ("linked", "hook tools/hooks post-commit", "linked"),
+        ("main/tools", "hook hooks post-commit", "main"),
+        ("main/tools", "git config -f more core.fsmonitor 'touch fired #'", "main"),
+    ] {
         for inside in [false, true] {
             let sandbox = Sandbox::new();
             sandbox.plain_sh(&format!("{SCRIPT}{prepare}")).ok();
             let_files_age();
             let workspace = sandbox.workspace.join(workspace);
-            let plant = format!("{SCRIPT}cd {}; hook {hooks} post-commit", workspace.display());
+            let plant = format!("{SCRIPT}cd {}; {plant}", workspace.display());
             let sandbox = sandbox.flags([Path::new("--workspace"), &workspace]);
             let done = if inside { sandbox.sh(&plant) } else { sandbox.plain_sh(&plant) };
             done.ok();

@@ -1,6 +1,6 @@
 //! The rules as they hold for one tree of a run.
 
-mod hooks_path;
+mod outside;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -72,13 +72,15 @@ impl<'p> TreeRules<'p> {
     /// Where else guarded files of this tree are.
     pub(crate) fn aliases_of(&self, now: &Snapshot) -> Vec<Alias> {
         let mut aliases = BTreeSet::new();
-        let mut hooks = |top: &Path| {
-            let inside = hooks_path::directories(top).into_iter().filter_map(|at| self.inside(&at));
-            aliases.extend(inside.map(|at| Alias { at, seen: None }));
+        let included = || Some(PathBuf::from(".git/config"));
+        let mut lead = |top: &Path| {
+            let leads = outside::leads(top);
+            aliases.extend(leads.hooks.iter().filter_map(|at| Some(Alias { at: self.inside(at)?, seen: None })));
+            aliases.extend(leads.configuration.iter().filter_map(|at| Some(Alias { at: self.inside(at)?, seen: included() })));
         };
-        self.tree.ancestors().skip(1).for_each(&mut hooks);
+        self.tree.ancestors().skip(1).for_each(&mut lead);
         for (path, ..) in now.held().filter(|(path, ..)| path.file_name() == Some(OsStr::new(".git"))) {
-            hooks(&self.tree.join(path.parent().unwrap_or(Path::new(""))));
+            lead(&self.tree.join(path.parent().unwrap_or(Path::new(""))));
         }
         for (path, git, held) in now.held() {
             let directory = path.parent().unwrap_or(Path::new(""));
@@ -93,9 +95,8 @@ impl<'p> TreeRules<'p> {
                         let value = Path::new(OsStr::from_bytes(&value));
                         if key == "core.hookspath" {
                             aliases.extend(self.inside(&top.join(value)).map(|at| Alias { at, seen: None }));
-                        } else if key == "include.path" || (key.starts_with("includeif.") && key.ends_with(".path")) {
-                            let seen = Some(PathBuf::from(".git/config"));
-                            aliases.extend(self.inside(&directory.join(value)).map(|at| Alias { at, seen }));
+                        } else if outside::is_include(&key) {
+                            aliases.extend(self.inside(&directory.join(value)).map(|at| Alias { at, seen: included() }));
                         }
                     }
                 }
