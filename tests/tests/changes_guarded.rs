@@ -93,3 +93,19 @@ fn a_directory_that_nobody_may_read_keeps_nothing_else_from_the_host() {
     assert_eq!((sandbox.read("unlisted/b"), sandbox.read("c")), ("b\n".into(), "c\n".into()));
     sandbox.plain_sh("chmod 700 closed").ok();
 }
+
+#[test]
+fn what_a_waiting_file_replaces_waits_with_it() {
+    let sandbox = Sandbox::overlaid();
+    for path in [".vscode/tasks.json", ".vscode/deep/file", "gone/file", "pipe/file"] {
+        sandbox.write(path, "host");
+    }
+    let_files_age();
+    sandbox.sh("rm -rf .vscode gone pipe; mkdir planted; ln -s planted .vscode; mkfifo pipe; echo x > gone").ok();
+    let applied = sandbox.changes(&["apply"]);
+    let read = |path: &str| fs::read_to_string(sandbox.workspace.join(path)).unwrap_or_default();
+    let now = [".vscode/tasks.json", ".vscode/deep/file", "gone", "pipe/file"].map(read);
+    assert_eq!(now, ["host", "host", "x\n", "host"], "{}", applied.report());
+    sandbox.changes(&["apply", "--with-guarded"]).ok();
+    assert!(fs::symlink_metadata(sandbox.workspace.join(".vscode")).unwrap().is_symlink());
+}

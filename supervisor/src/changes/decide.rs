@@ -120,8 +120,31 @@ pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, gu
             }
         }
     }
+    keep_what_is_replaced(&mut decision);
     hold_back(&mut decision);
     decision
+}
+
+/// What the host has in a directory stays with it while what is to stand in its place does not come.
+fn keep_what_is_replaced(decision: &mut Decision<'_>) {
+    fn replacing<W: Clone>(waiting: &[(&Change, W)]) -> Vec<(usize, PathBuf, W)> {
+        let directory = |(change, _): &&(&Change, W)| change.before.is_some_and(|before| before.is_directory());
+        waiting.iter().filter(directory).map(|(change, why)| (change.part, change.path.clone(), why.clone())).collect()
+    }
+    fn around<'w, W>(waiting: &'w [(usize, PathBuf, W)], change: &Change) -> Option<&'w W> {
+        let found = waiting.iter().find(|(part, path, _)| *part == change.part && change.path.starts_with(path));
+        found.filter(|_| change.is_deletion()).map(|(.., why)| why)
+    }
+    let (guarded, never) = (replacing(&decision.guarded), replacing(&decision.never));
+    for change in std::mem::take(&mut decision.go) {
+        if let Some(why) = around(&guarded, change) {
+            decision.guarded.push((change, why.clone()));
+        } else if let Some(why) = around(&never, change) {
+            decision.never.push((change, why));
+        } else {
+            decision.go.push(change);
+        }
+    }
 }
 
 /// A directory that something stays in cannot go, nor make room for something else.
