@@ -362,7 +362,10 @@ impl<'p> Guard<'p> {
                 })
             })
         };
-        let Some(modules) = path.strip_prefix(b"modules/") else { return find(path) };
+        // Those of a linked worktree lie in its own directory.
+        let own =
+            path.strip_prefix(b"worktrees/").and_then(|rest| Some(&rest[rest.iter().position(|byte| *byte == b'/')? + 1..]));
+        let Some(modules) = own.unwrap_or(path).strip_prefix(b"modules/") else { return find(path) };
         // The name of a submodule can have slashes. What lies in its refs and logs has free names, too.
         let slashes = (0..modules.len()).filter(|at| modules[*at] == b'/');
         slashes
