@@ -139,11 +139,16 @@ impl<'p> Guard<'p> {
         guard
     }
 
+    /// What `~` is in the configuration of the caller's tools.
+    pub fn home(&self) -> Option<&Path> {
+        self.policy.home.as_deref()
+    }
+
     /// Tells these rules from others: what was found by them is of no use to others.
     pub fn stamp(&self) -> String {
-        let GuardRules { add, allow, prevent, stage } = self.policy;
+        let GuardRules { add, allow, prevent, stage, home } = self.policy;
         let list = |list: &[Selector]| list.iter().map(|selector| format!("{selector}\n")).collect::<String>();
-        format!("{RULE_STAMP:x} {}\0{}\0{}\0{}", list(add), list(allow), list(prevent), list(stage))
+        format!("{RULE_STAMP:x} {}\0{}\0{}\0{}\0{home:?}", list(add), list(allow), list(prevent), list(stage))
     }
 
     /// Rules that ship and that the policy changes.

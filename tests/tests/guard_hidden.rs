@@ -89,3 +89,24 @@ fn hooks_are_guarded_where_the_configuration_lies_outside_of_the_workspace() {
         }
     }
 }
+
+#[test]
+fn hooks_are_guarded_where_the_users_own_git_configuration_looks_for_them() {
+    need!("git");
+    let plant = format!("{SCRIPT}hook myhooks post-commit");
+    for (place, path) in [("the user's", "myhooks"), ("the repository's", "~/ws/myhooks")] {
+        for (sandbox, inside) in [(Sandbox::new(), false), (Sandbox::new(), true), (Sandbox::overlaid(), true)] {
+            sandbox.plain_sh(&format!("{SCRIPT}git init -q .; mkdir myhooks; echo x > myhooks/note")).ok();
+            let configuration =
+                if place == "the user's" { sandbox.home.join(".gitconfig") } else { sandbox.workspace.join(".git/config") };
+            std::fs::write(configuration, format!("[core]\n\thooksPath = {path}\n")).unwrap();
+            let_files_age();
+            if inside { sandbox.sh(&plant) } else { sandbox.plain_sh(&plant) }.ok();
+            if inside {
+                sandbox.changes(&["apply"]);
+            }
+            sandbox.plain_sh(&format!("{SCRIPT}git commit -q --allow-empty -m x")).ok();
+            assert_eq!(sandbox.workspace.join("fired").exists(), !inside, "{place}");
+        }
+    }
+}

@@ -2,6 +2,8 @@
 
 mod outside;
 
+pub(super) use outside::is_include;
+
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -15,6 +17,7 @@ use hermes_profiles::paths::{covers, normalise};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
+use super::caller::of_user;
 use super::run::{Readable, Record};
 use super::snapshot::{Held, Is, Rules, Snapshot, Wanted};
 
@@ -72,9 +75,10 @@ impl<'p> TreeRules<'p> {
     /// Where else guarded files of this tree are.
     pub(crate) fn aliases_of(&self, now: &Snapshot) -> Vec<Alias> {
         let mut aliases = BTreeSet::new();
+        let home = self.guard.home();
         let included = || Some(PathBuf::from(".git/config"));
         let mut lead = |top: &Path| {
-            let leads = outside::leads(top);
+            let leads = outside::leads(top, home);
             aliases.extend(leads.hooks.iter().filter_map(|at| Some(Alias { at: self.inside(at)?, seen: None })));
             aliases.extend(leads.configuration.iter().filter_map(|at| Some(Alias { at: self.inside(at)?, seen: included() })));
         };
@@ -92,7 +96,7 @@ impl<'p> TreeRules<'p> {
                 Is::File(content) if self.rule(&path, git.as_deref()).is_some_and(|rule| rule.check == Check::GitConfig) => {
                     let top = git.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
                     for (key, value) in git_config::entries(content) {
-                        let value = Path::new(OsStr::from_bytes(&value));
+                        let value = of_user(&value, home);
                         if key == "core.hookspath" {
                             aliases.extend(self.inside(&top.join(value)).map(|at| Alias { at, seen: None }));
                         } else if outside::is_include(&key) {

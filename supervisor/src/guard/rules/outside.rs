@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use hermes_profiles::guard::git_config;
 
 use crate::beneath::Root;
+use crate::guard::caller::of_user;
 
 /// Longer files are no configuration that git's own tools write.
 const LONGEST: u64 = 1 << 20;
@@ -20,7 +21,7 @@ pub(super) struct Leads {
 }
 
 /// Where they lead, git-config(1): hooks from the top of the working tree, what is included from the file that includes it.
-pub(super) fn leads(top: &Path) -> Leads {
+pub(super) fn leads(top: &Path, home: Option<&Path>) -> Leads {
     let mut leads = Leads::default();
     let Some(own) = git_directory(top) else { return leads };
     let common = match content(&own, "commondir") {
@@ -29,7 +30,7 @@ pub(super) fn leads(top: &Path) -> Leads {
     };
     for (directory, name) in [(&common, "config"), (&own, "config.worktree")] {
         for (key, value) in git_config::entries(&content(directory, name).unwrap_or_default()) {
-            let value = Path::new(OsStr::from_bytes(&value));
+            let value = of_user(&value, home);
             if key == "core.hookspath" {
                 leads.hooks.push(top.join(value));
             } else if is_include(&key) {
@@ -41,7 +42,7 @@ pub(super) fn leads(top: &Path) -> Leads {
 }
 
 /// Does this key name a file whose content git takes as if it stood there?
-pub(super) fn is_include(key: &str) -> bool {
+pub(in crate::guard) fn is_include(key: &str) -> bool {
     key == "include.path" || (key.starts_with("includeif.") && key.ends_with(".path"))
 }
 
