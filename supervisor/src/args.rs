@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
+use crate::check_args::CheckArgs;
 use crate::error::Error;
 use crate::usage;
 
@@ -66,6 +67,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         action: Changes,
     },
+    /// Judge a command or a tool call by its text: advice that prevents accidents, never the boundary
+    Check(CheckArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -654,6 +657,7 @@ mod tests {
         assert!(number.message.ends_with("not a number; `hermes-sandbox changes list` shows them"), "{number}");
         assert_eq!(refusal(&["doctor", "x"]).message, "unexpected argument `x`");
         assert_eq!(refusal(&["explain", "path"]).message, "missing <PATH>");
+        assert_eq!(refusal(&["check", "--json"]).hints, [crate::usage::ONE_ARGUMENT]);
         assert!(parse(Vec::new()).is_err());
     }
 }

@@ -9,6 +9,8 @@ mod args;
 mod beneath;
 #[path = "../src/changes/mod.rs"]
 mod changes;
+#[path = "../src/check_args.rs"]
+mod check_args;
 #[path = "../src/clock.rs"]
 mod clock;
 #[path = "../src/confined.rs"]
