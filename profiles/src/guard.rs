@@ -139,11 +139,16 @@ impl<'p> Guard<'p> {
         guard
     }
 
+    /// What `~` is in the configuration of the caller's tools.
+    pub fn home(&self) -> Option<&Path> {
+        self.policy.home.as_deref()
+    }
+
     /// Tells these rules from others: what was found by them is of no use to others.
     pub fn stamp(&self) -> String {
-        let GuardRules { add, allow, prevent, stage } = self.policy;
+        let GuardRules { add, allow, prevent, stage, home } = self.policy;
         let list = |list: &[Selector]| list.iter().map(|selector| format!("{selector}\n")).collect::<String>();
-        format!("{RULE_STAMP:x} {}\0{}\0{}\0{}", list(add), list(allow), list(prevent), list(stage))
+        format!("{RULE_STAMP:x} {}\0{}\0{}\0{}\0{home:?}", list(add), list(allow), list(prevent), list(stage))
     }
 
     /// Rules that ship and that the policy changes.
@@ -362,7 +367,10 @@ impl<'p> Guard<'p> {
                 })
             })
         };
-        let Some(modules) = path.strip_prefix(b"modules/") else { return find(path) };
+        // Those of a linked worktree lie in its own directory.
+        let own =
+            path.strip_prefix(b"worktrees/").and_then(|rest| Some(&rest[rest.iter().position(|byte| *byte == b'/')? + 1..]));
+        let Some(modules) = own.unwrap_or(path).strip_prefix(b"modules/") else { return find(path) };
         // The name of a submodule can have slashes. What lies in its refs and logs has free names, too.
         let slashes = (0..modules.len()).filter(|at| modules[*at] == b'/');
         slashes

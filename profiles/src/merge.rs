@@ -201,7 +201,7 @@ impl<'a> Draft<'a> {
 
     pub(crate) fn guard(&mut self) -> GuardRules {
         let [add, allow, prevent, stage] = std::mem::take(&mut self.guard).map(|list| list.into_iter().collect());
-        GuardRules { add, allow, prevent, stage }
+        GuardRules { add, allow, prevent, stage, home: None }
     }
 }
 

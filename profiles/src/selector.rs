@@ -1,6 +1,7 @@
 //! Entries of the lists `guard`, `unguard`, `prevent` and `stage`.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use serde::de::{Deserialize, Deserializer};
 use serde::{Serialize, Serializer};
@@ -38,6 +39,9 @@ pub struct GuardRules {
     pub prevent: Vec<Selector>,
     /// Takes effect only after approval.
     pub stage: Vec<Selector>,
+    /// What `~` is in the configuration of the caller's tools.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home: Option<PathBuf>,
 }
 
 impl fmt::Display for Selector {

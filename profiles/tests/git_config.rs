@@ -68,6 +68,12 @@ fn everyday_changes_reach_the_host_and_keep_its_layout() {
 }
 
 #[test]
+fn a_comment_does_not_follow_a_key_that_loses_its_value() {
+    let (text, refused) = changed(|host| host.replace("\tbare = false ; really", "\tbare"));
+    assert!(refused.is_empty() && text.contains("\tbare\n"), "{text}");
+}
+
+#[test]
 fn what_others_changed_on_the_host_stays() {
     let now = format!("{HOST}[user]\n\tname = inside\n");
     let host = HOST.replace("origin/*", "elsewhere/*") + "[core] hookspath = mine\n";

@@ -107,6 +107,9 @@ fn inside_git_directories() {
         ("rebase-merge/git-rebase-todo", Some("git-todo")),
         ("modules/a/b/config", Some("git-config")),
         ("modules/a/hooks/x", Some("git-hooks")),
+        ("worktrees/w/modules/a/b/hooks/x", Some("git-hooks")),
+        ("worktrees/w/modules/a/config", Some("git-config")),
+        ("worktrees/w/logs/modules/a/config", None),
         // A branch can have any name.
         ("refs/heads/config", None),
         ("modules/a/refs/heads/config", None),

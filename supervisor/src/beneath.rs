@@ -60,28 +60,38 @@ impl Root {
     /// # Errors
     /// EACCES when they cannot.
     pub(crate) fn make_writable(&self, directory: &Path) -> Result<(), Errno> {
-        if self.open_up(directory) { Ok(()) } else { Err(Errno::EACCES) }
+        if self.open_up(directory)? { Ok(()) } else { Err(Errno::EACCES) }
     }
 
     /// Gives the first directory on the way to `relative` that cannot be read, searched or written all rights of its owner.
-    fn open_up(&self, relative: &Path) -> bool {
-        if !self.insists.load(Ordering::Relaxed) || self.opened().len() >= MOST_OPENED {
-            return false;
+    ///
+    /// # Errors
+    /// EMFILE and ENFILE, which say nothing about the directory.
+    fn open_up(&self, relative: &Path) -> Result<bool, Errno> {
+        if !self.insists.load(Ordering::Relaxed) {
+            return Ok(false);
         }
         let step = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let mut at: Option<OwnedFd> = None;
         for name in relative.components() {
-            let Ok(next) = openat(at.as_ref().unwrap_or(&self.fd), name.as_os_str(), step, Mode::empty()) else { return false };
-            let Ok(stat) = fstat(&next) else { return false };
+            let next = match openat(at.as_ref().unwrap_or(&self.fd), name.as_os_str(), step, Mode::empty()) {
+                Ok(next) => next,
+                Err(errno @ (Errno::EMFILE | Errno::ENFILE)) => return Err(errno),
+                Err(_) => return Ok(false),
+            };
+            let Ok(stat) = fstat(&next) else { return Ok(false) };
             let mode = stat.st_mode & 0o7777;
             if mode & 0o700 != 0o700 && stat.st_uid == geteuid().as_raw() {
                 let done = set_mode(&next, mode | 0o700).is_ok();
-                self.opened().push((next, mode));
-                return done;
+                let mut opened = self.opened();
+                if opened.len() < MOST_OPENED {
+                    opened.push((next, mode));
+                }
+                return Ok(done);
             }
             at = Some(next);
         }
-        false
+        Ok(false)
     }
 
     /// Opens `relative`, of which no part may be a symlink. An empty path is the directory itself.
@@ -102,7 +112,7 @@ impl Root {
         loop {
             match openat2(&self.fd, relative, how) {
                 // Another thread may have opened it up meanwhile.
-                Err(Errno::EACCES) if self.open_up(relative) || std::mem::take(&mut again) => {}
+                Err(Errno::EACCES) if self.open_up(relative)? || std::mem::take(&mut again) => {}
                 // A rename outside met the look-up, openat2(2).
                 Err(Errno::EAGAIN) => {}
                 // Inside another sandbox, whose filter cannot see openat2's arguments, or before Linux 5.6.
@@ -204,7 +214,8 @@ impl Drop for Root {
 /// Bytes of a path that one call takes, with a margin below PATH_MAX.
 const LONGEST_PATH: usize = 3500;
 
-/// Directories that are held open to take back the rights that they were given.
+/// Directories that are held open to take back the rights that they were given. More keep these: nobody is to hide one among
+/// many.
 const MOST_OPENED: usize = 256;
 
 fn set_mode(directory: &OwnedFd, mode: u32) -> io::Result<()> {
@@ -277,7 +288,8 @@ mod tests {
         let root = Root::open(dir.path()).unwrap();
         assert!(geteuid().is_root() || root.read(Path::new("a/b/f"), 1).is_err());
         root.insist(true);
-        assert!(root.open_up(Path::new("a/b")) && root.open_up(Path::new("a/b")) && !root.open_up(Path::new("a/b")));
+        let open_up = || root.open_up(Path::new("a/b")).unwrap();
+        assert!(open_up() && open_up() && !open_up());
         assert_eq!(root.read(Path::new("a/b/f"), 1).unwrap().0, b"f");
         assert_eq!(mode("a/b"), 0o700);
         drop(root);

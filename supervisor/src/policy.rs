@@ -139,7 +139,8 @@ mod tests {
     #[test]
     fn the_four_lists_of_the_guard() {
         let all = |text: &str| vec![Selector::Anywhere(text.to_owned())];
-        let guard = GuardRules { add: all("a\x1b"), allow: all("b"), prevent: vec![Selector::Everything], stage: all("c") };
+        let guard =
+            GuardRules { add: all("a\x1b"), allow: all("b"), prevent: vec![Selector::Everything], stage: all("c"), home: None };
         let rows = guard_rows(&guard);
         let words: Vec<_> = rows.iter().map(|(word, entry, _)| (word.as_str(), entry.as_str())).collect();
         assert_eq!(words, [("guard", "a\\x1b"), ("unguard", "b"), ("prevent", "*"), ("stage", "c")]);

@@ -115,7 +115,7 @@ pub(crate) fn run(
         relay,
         guards,
         log,
-        deadline: Some((Instant::now() + START, Due::Abandon)),
+        deadline: Some((Instant::now() + START, Due::Start)),
         interrupted: None,
         leader: None,
         suspend: None,
@@ -181,6 +181,8 @@ pub(crate) fn candidates(program: &OsStr, path: &OsStr) -> Vec<Vec<u8>> {
 /// What a deadline is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Due {
+    /// The command has not started.
+    Start,
     /// The command's time is up.
     Timeout,
     /// The grace after a SIGTERM or SIGHUP is over.
@@ -289,8 +291,11 @@ impl Session<'_> {
             Some((Answer::SetupFailed(error) | Answer::StartFailed { error, .. }, _)) => Err(failed(&error, self.command)),
             Some((Answer::Started { job }, _)) => {
                 self.leader = self.relay.as_ref().and_then(Relay::foreground);
-                let timeout = self.plan.limits.timeout.map(Duration::from_millis);
-                self.deadline = timeout.map(|timeout| (Instant::now() + timeout, Due::Timeout));
+                // A signal that came first has set another one.
+                if self.deadline.is_some_and(|(_, due)| due == Due::Start) {
+                    let timeout = self.plan.limits.timeout.map(Duration::from_millis);
+                    self.deadline = timeout.map(|timeout| (Instant::now() + timeout, Due::Timeout));
+                }
                 if self.log.wanted() {
                     let argv = self.command.iter().map(|arg| ospath::escaped_bytes(arg.as_bytes())).collect();
                     self.log.write(&Event::JobStart { job, argv, cwd: output::path(&self.plan.cwd) })?;
@@ -428,7 +433,7 @@ impl Session<'_> {
                 self.deadline = None;
                 match due {
                     Due::Kill => self.kill(),
-                    Due::Abandon => {
+                    Due::Start | Due::Abandon => {
                         self.sandbox.kill();
                         Ok(())
                     }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::time::Duration;
 
-use hermes_tests::{Listener, PYTHON, Sandbox, TreeSnapshot, need, wait_until};
+use hermes_tests::{Listener, PYTHON, Sandbox, TreeSnapshot, let_files_age, need, wait_until};
 
 /// Places where credentials lie in a home directory.
 const CREDENTIALS: &[&str] = &[
@@ -373,6 +373,8 @@ fn no_ghost_files_during_or_after_a_run() {
     let sandbox = Sandbox::new();
     sandbox.write("src/main", "x");
     sandbox.write(".git/config", "[core]\n");
+    // What the supervisor remembers of them is final only then.
+    let_files_age();
     sandbox.sh("true").ok();
     let (workspace, home) = (TreeSnapshot::of(&sandbox.workspace), TreeSnapshot::of(&sandbox.home));
     let listing = sandbox.sh("find . | sort").ok().out();

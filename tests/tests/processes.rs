@@ -165,6 +165,17 @@ fn a_command_that_ignores_sigterm_is_killed_after_the_grace() {
 }
 
 #[test]
+fn a_signal_during_the_start_is_not_forgotten() {
+    let sandbox = Sandbox::new().flags(["--limit", "grace=100ms"]);
+    for delay in 0..15 {
+        let mut child = sandbox.inside(["/bin/sh", "-c", "trap '' TERM; sleep 100"]).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(delay));
+        signal(&child, Signal::SIGTERM);
+        assert!(wait_until(20, || child.try_wait().unwrap().is_some()), "after {delay} ms: still there");
+    }
+}
+
+#[test]
 fn no_zombies_pile_up() {
     let sandbox = Sandbox::new();
     sandbox

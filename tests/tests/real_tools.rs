@@ -126,7 +126,8 @@ fn python_makes_virtual_environments_and_uses_multiprocessing() {
          if __name__ == '__main__':\n    with m.Pool(3) as p: print(sum(p.map(sq, range(10))))\n    \
          b = s.SharedMemory(create=True, size=100); b.buf[0] = 7; b.close(); b.unlink()\n    \
          q = m.Queue(); q.put(1); assert q.get() == 1; l = m.Lock(); l.acquire(); l.release()\n    \
-         asyncio.run(asyncio.create_subprocess_exec('true'))\n    tempfile.NamedTemporaryFile().write(b'x')\n    print('POOL')\n",
+         async def child(): return await (await asyncio.create_subprocess_exec('true')).wait()\n    \
+         assert asyncio.run(child()) == 0\n    tempfile.NamedTemporaryFile().write(b'x')\n    print('POOL')\n",
     );
     sandbox.run([PYTHON, "t.py"]).ok().says("285").says("POOL");
     let result =

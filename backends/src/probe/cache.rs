@@ -14,7 +14,7 @@ use nix::unistd::{UnlinkatFlags, getegid, geteuid, getgroups, unlinkat};
 use serde::{Deserialize, Serialize};
 
 use super::{cause, facts};
-use crate::host::Host;
+use crate::host::{Host, Probe};
 use crate::limits::cgroup;
 use crate::local::sys::probe as sys;
 use crate::step::errno_of;
@@ -86,10 +86,24 @@ pub fn cached(cache_dir: &Path) -> Host {
             Record { key, cgroup, switches, host }
         }
     };
-    // A cache that cannot be written costs time, nothing else.
-    let directory = directory.or_else(|_| make_directory(cache_dir));
-    let _ = directory.and_then(|directory| store(&directory, &record));
+    if is_lasting(&record.host) {
+        // A cache that cannot be written costs time, nothing else.
+        let directory = directory.or_else(|_| make_directory(cache_dir));
+        let _ = directory.and_then(|directory| store(&directory, &record));
+    }
     record.host
+}
+
+/// What a failure may be by the next start: the machine was out of something, or the child was killed before its answer.
+const MOMENTARY: &[Errno] =
+    &[Errno::EPIPE, Errno::ETIMEDOUT, Errno::EAGAIN, Errno::ENOMEM, Errno::EMFILE, Errno::ENFILE, Errno::EINTR];
+
+fn is_lasting(host: &Host) -> bool {
+    let Host { userns, netns, proc_mount, overlay, recursive_attributes, idmap, notify, seccomp, .. } = host;
+    [userns, netns, proc_mount, overlay, recursive_attributes, idmap, notify, seccomp].into_iter().all(|probe| match probe {
+        Probe::Works => true,
+        Probe::Fails(error) => !MOMENTARY.contains(&error.errno()),
+    })
 }
 
 /// Forgets what was measured; absent is fine.
@@ -206,6 +220,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::step::{Step, StepError};
 
     #[test]
     fn is_written_once_and_believed() {
@@ -236,6 +251,15 @@ mod tests {
         forget(&directory);
         assert!(!file.exists());
         forget(&directory);
+    }
+
+    #[test]
+    fn what_may_be_otherwise_by_the_next_start_is_not_remembered() {
+        let fails = |errno| Probe::Fails(StepError::new(Step::Namespaces, errno));
+        let host = |userns, seccomp| Host { userns, seccomp, ..super::super::probe() };
+        assert!(is_lasting(&host(fails(Errno::EPERM), Probe::Works)));
+        assert!(!is_lasting(&host(fails(Errno::EPIPE), Probe::Works)), "the child was killed");
+        assert!(!is_lasting(&host(Probe::Works, fails(Errno::EAGAIN))));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Which changes of a layer may go to the host, and why the others may not.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -119,8 +120,31 @@ pub(crate) fn decide<'a>(scan: &'a Scan, grounds: &[Ground], wanted: &Wanted, gu
             }
         }
     }
+    keep_what_is_replaced(&mut decision);
     hold_back(&mut decision);
     decision
+}
+
+/// What the host has in a directory stays with it while what is to stand in its place does not come.
+fn keep_what_is_replaced(decision: &mut Decision<'_>) {
+    fn replacing<W: Clone>(waiting: &[(&Change, W)]) -> Vec<(usize, PathBuf, W)> {
+        let directory = |(change, _): &&(&Change, W)| change.before.is_some_and(|before| before.is_directory());
+        waiting.iter().filter(directory).map(|(change, why)| (change.part, change.path.clone(), why.clone())).collect()
+    }
+    fn around<'w, W>(waiting: &'w [(usize, PathBuf, W)], change: &Change) -> Option<&'w W> {
+        let found = waiting.iter().find(|(part, path, _)| *part == change.part && change.path.starts_with(path));
+        found.filter(|_| change.is_deletion()).map(|(.., why)| why)
+    }
+    let (guarded, never) = (replacing(&decision.guarded), replacing(&decision.never));
+    for change in std::mem::take(&mut decision.go) {
+        if let Some(why) = around(&guarded, change) {
+            decision.guarded.push((change, why.clone()));
+        } else if let Some(why) = around(&never, change) {
+            decision.never.push((change, why));
+        } else {
+            decision.go.push(change);
+        }
+    }
 }
 
 /// A directory that something stays in cannot go, nor make room for something else.
@@ -151,25 +175,26 @@ fn judge(change: &Change, ground: &Ground, guard: &Guard<'_>) -> Verdict {
     let Some(now) = what(&ground.upper, &change.path, &after) else { return Verdict::Free };
     let before = change.before.and_then(|stamp| Some((what(&ground.lower, &change.path, &stamp)?, stamp.permissions())));
     // The rules name places below a workspace; a git directory outside is one as if it lay in it.
-    let named = match (change.part, in_repository(&change.path, &ground.lower)) {
-        (0, None) => change.path.clone(),
-        (0, Some(inside)) => Path::new(".git").join(inside),
-        _ => Path::new(".git").join(&change.path),
+    let named = match in_repository(&change.path, &ground.lower) {
+        Some(inside) => Path::new(".git").join(inside),
+        None if change.part == 0 => change.path.clone(),
+        None => Path::new(".git").join(&change.path),
     };
     let before = before.as_ref().map(|(is, mode)| Seen { is, mode: *mode });
     let here = (change.part == 0).then_some(change.path.as_path());
     guard.judge(here, &named, before, Seen { is: &now, mode: after.permissions() })
 }
 
-/// The part of a git directory's hooks and configuration below a directory of the host that is one whatever it is called.
+/// The part of a git directory's hooks and configuration below a directory of the host that is one, whatever it is called, or
+/// becomes one by empty directories beside its HEAD, which nothing guards.
 fn in_repository<'p>(path: &'p Path, lower: &Root) -> Option<&'p Path> {
-    let is_repository = |directory: &&Path| {
-        let has = |name: &str| lower.stat(&directory.join(name)).is_ok();
-        has("HEAD") && (has("commondir") || (has("objects") && has("refs")))
-    };
-    let inside = path.strip_prefix(path.ancestors().skip(1).find(is_repository)?).ok()?;
-    let first = inside.iter().next()?;
-    ["hooks", "config", "config.worktree", "commondir"].iter().any(|name| first == *name).then_some(inside)
+    let obeyed = ["hooks", "config", "config.worktree", "commondir"].map(OsStr::new);
+    // Every one on the way: a HEAD of any text in `hooks` must not stand between these and their repository.
+    path.ancestors().skip(1).find_map(|directory| {
+        let inside = path.strip_prefix(directory).ok()?;
+        let is_repository = || lower.stat(&directory.join("HEAD")).is_ok();
+        inside.iter().next().is_some_and(|first| obeyed.contains(&first) && is_repository()).then_some(inside)
+    })
 }
 
 /// What a judgement is about; `None` for a directory.

@@ -69,7 +69,9 @@ fn judge(
         _ => Verdict::Free,
     };
     let git = git_directory(path);
-    if git.is_none() && is_head(path, now.is) && !before.is_some_and(|before| is_head(path, before.is)) {
+    // Of one that is too long to be looked into git reads the beginning only.
+    let unread = *now.is == Is::Unread && path.file_name() == Some(OsStr::new("HEAD"));
+    if git.is_none() && (unread || is_head(path, now.is)) && !before.is_some_and(|before| is_head(path, before.is)) {
         return guarded(rules.by_id("git-buried"), "is new");
     }
     if let Is::Link(target) = now.is
@@ -161,6 +163,7 @@ mod tests {
         assert!(why("plain/HEAD", None, file("ref: refs/heads/main\n")).is_some());
         assert!(why("plain/HEAD", Some(file("not yet")), file(commit)).is_some());
         assert!(why("plain/HEAD", None, file("a heading\n")).is_none());
+        assert!(why("plain/HEAD", None, Is::Unread).is_some() && why("plain/HEAD.txt", None, Is::Unread).is_none());
         assert!(why("plain/HEAD", Some(file(commit)), file("ref: refs/heads/main\n")).is_none());
         let leads = |path: &str, to: &str| why(path, None, Is::Link(to.as_bytes().to_vec())).is_some();
         assert!(leads("key", "/home/somebody/.ssh/id") && leads("a/key", "../../x") && leads("repo/HEAD", "refs/heads/main"));

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -143,13 +144,21 @@ impl Stamp {
     }
 }
 
-/// The entries of a directory, by name.
+/// The entries of a directory, by name. It is not opened again: its owner may have no right to that.
 pub(crate) fn list(directory: &OwnedFd) -> Result<Vec<(OsString, Stamp)>, Errno> {
+    let error = |e: rustix::io::Errno| Errno::from_raw(e.raw_os_error());
+    rustix::fs::seek(directory, SeekFrom::Start(0)).map_err(error)?;
+    let mut buffer = Vec::with_capacity(32 * 1024);
+    let mut listing = rustix::fs::RawDir::new(directory, buffer.spare_capacity_mut());
     let mut entries = Vec::new();
-    for entry in std::fs::read_dir(by_descriptor(directory)).map_err(|e| errno(&e))? {
-        let name = entry.map_err(|e| errno(&e))?.file_name();
-        if let Some(stamp) = Stamp::of(directory, &name)? {
-            entries.push((name, stamp));
+    while let Some(entry) = listing.next() {
+        let entry = entry.map_err(error)?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name == "." || name == ".." {
+            continue;
+        }
+        if let Some(stamp) = Stamp::of(directory, name)? {
+            entries.push((name.to_owned(), stamp));
         }
     }
     entries.sort_by(|a, b| a.0.cmp(&b.0));

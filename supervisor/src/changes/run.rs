@@ -18,6 +18,7 @@ use super::report;
 use super::scan::scan;
 use crate::beneath::Root;
 use crate::error::Error;
+use crate::guard as guards;
 use crate::output;
 use crate::state::{self, Tree};
 
@@ -67,7 +68,8 @@ pub(crate) fn overlay(caller: &Caller, trees: &[PathBuf], guard: &GuardRules) ->
         let (layers, list) = (if others.len() == 1 { "layer" } else { "layers" }, others.join(", "));
         output::complain(&format!("goes on with layer {}, not with {layers} {list}", layer.number));
     }
-    layer.begin(&held.tree, guard)?;
+    let trees: Vec<&Path> = trees.iter().map(PathBuf::as_path).collect();
+    layer.begin(&held.tree, &guards::for_caller(guard, caller, &trees))?;
     Ok(Overlaid { tree: held.tree, layer })
 }
 

@@ -126,7 +126,15 @@ impl Walk<'_> {
 
     /// `hides` is told where a directory around this one hides all that the host has below: since when.
     fn directory(&mut self, path: &Path, directory: &OwnedFd, hides: Option<Time>, open: &mut Vec<Open>) -> Walked {
-        let entries = node::list(directory).map_err(|errno| (path.to_owned(), errno))?;
+        let entries = match node::list(directory) {
+            Ok(entries) => entries,
+            // A job took the right to search it; nothing of it can be carried anywhere.
+            Err(errno @ Errno::EACCES) => {
+                self.scan.unreachable.push((self.part, path.to_owned(), errno.desc().to_owned()));
+                return Ok(());
+            }
+            Err(errno) => return Err((path.to_owned(), errno)),
+        };
         let opaque = mark(directory, None, c"user.overlay.opaque").is_some_and(|value| value == b"y");
         let hides = match Stamp::of(directory, OsStr::new("")) {
             Ok(Some(stamp)) if opaque => Some(self.layer.begun(stamp.born)),

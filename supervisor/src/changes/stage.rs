@@ -80,13 +80,15 @@ fn owner(wish: &Wish<'_>, root: &Root) -> io::Result<(Option<Uid>, Option<Gid>)>
     Ok((root.then(|| Uid::from_raw(around.uid)), gid.then(|| Gid::from_raw(around.gid))))
 }
 
-/// Gives a file of the layer a second name in the staging directory; false where that cannot be.
+/// Gives a file of the layer a second name in the staging directory; false where that cannot be, or where the file has other
+/// names in the layer: by one that stays there the next sandbox would write to the host's file.
 fn link(layer: &Root, path: &Path, expected: &Stamp, stage: &OwnedFd, name: &str) -> io::Result<bool> {
     let (parent, from) = layer.parent(path)?;
     if linkat(&parent, from, stage, name, LinkatFlags::empty()).is_err() {
         return Ok(false);
     }
-    if Stamp::of(stage, OsStr::new(name))?.is_some_and(|linked| (linked.dev, linked.ino) == (expected.dev, expected.ino)) {
+    let expected = (expected.dev, expected.ino, 2);
+    if Stamp::of(stage, OsStr::new(name))?.is_some_and(|linked| (linked.dev, linked.ino, linked.names) == expected) {
         return Ok(true);
     }
     unlinkat(stage, name, UnlinkatFlags::NoRemoveDir)?;

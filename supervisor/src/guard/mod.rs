@@ -4,6 +4,7 @@
 //! and the records by which the next command settles what a killed supervisor left. What the rules say is
 //! [`hermes_profiles::guard`]'s business; how a sandbox is confined it does not know.
 
+mod caller;
 mod distrusted;
 pub(crate) mod history;
 mod live;
@@ -26,7 +27,6 @@ use std::path::{Path, PathBuf};
 use hermes_backends::compile::shadow::Shadow;
 use hermes_backends::plan::{Plan, Source, Tier};
 use hermes_backends::wire::Cover;
-use hermes_profiles::guard::{Selector, literal};
 use hermes_profiles::{GuardRules, ospath};
 use nix::sys::statfs::fstatfs;
 use std::os::unix::fs::MetadataExt;
@@ -35,6 +35,7 @@ use crate::error::Error;
 use crate::events::Log;
 use crate::output;
 use crate::state::{Tree, store};
+pub(crate) use caller::for_caller;
 use distrusted::Distrusted;
 use hermes_profiles::Caller;
 use quarantine::Quarantine;
@@ -176,7 +177,7 @@ impl Guards {
             init: None,
             profile: plan.profile.clone(),
             command: words.join(" "),
-            rules: with_path(rules, caller, &trees),
+            rules: for_caller(rules, caller, &trees.iter().map(|(tree, _)| tree.path.as_path()).collect::<Vec<_>>()),
             trees: records,
             readable,
         };
@@ -331,33 +332,6 @@ fn pointers(now: &Snapshot) -> Vec<(PathBuf, PathBuf)> {
         _ => None,
     });
     leads.collect()
-}
-
-/// The rules with what they mean on this machine. Programs in a directory of the caller's `PATH` are run by name, whatever they
-/// are called; and what a rule names may be reached through symlinks, while trees are known by their real paths.
-fn with_path(rules: &GuardRules, caller: &Caller, trees: &[(Tree, Snapshot)]) -> GuardRules {
-    let mut rules = rules.clone();
-    for list in [&mut rules.add, &mut rules.allow, &mut rules.prevent, &mut rules.stage] {
-        let real: Vec<Selector> = list.iter().filter_map(real_selector).collect();
-        list.extend(real);
-    }
-    for directory in caller.variable("PATH").into_iter().flat_map(std::env::split_paths) {
-        let real = std::fs::canonicalize(&directory).unwrap_or(directory);
-        if trees.iter().any(|(tree, _)| real.starts_with(&tree.path)) {
-            rules.add.extend(literal(&real).map(Selector::Absolute));
-        }
-    }
-    rules
-}
-
-/// A selector whose directories, as far as they are plain names, are replaced by their real path; `None` when they are real.
-fn real_selector(selector: &Selector) -> Option<Selector> {
-    let Selector::Absolute(glob) = selector else { return None };
-    let plain = glob.find(['*', '?', '[', '{', '\\']).map_or(glob.as_str(), |at| &glob[..at]);
-    let (plain, _) = plain.rsplit_once('/').filter(|(plain, _)| !plain.is_empty())?;
-    let there = Path::new(plain).ancestors().find_map(|at| Some((at, std::fs::canonicalize(at).ok()?)));
-    let (at, real) = there.filter(|(at, real)| at != real)?;
-    Some(Selector::Absolute(literal(&real)? + &glob[at.as_os_str().len()..]))
 }
 
 fn look(tree: &Tree, rules: &TreeRules<'_>, old: Option<&Snapshot>) -> io::Result<Snapshot> {

@@ -1,5 +1,9 @@
 //! The rules as they hold for one tree of a run.
 
+mod outside;
+
+pub(super) use outside::is_include;
+
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -13,6 +17,7 @@ use hermes_profiles::paths::{covers, normalise};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
+use super::caller::of_user;
 use super::run::{Readable, Record};
 use super::snapshot::{Held, Is, Rules, Snapshot, Wanted};
 
@@ -70,6 +75,17 @@ impl<'p> TreeRules<'p> {
     /// Where else guarded files of this tree are.
     pub(crate) fn aliases_of(&self, now: &Snapshot) -> Vec<Alias> {
         let mut aliases = BTreeSet::new();
+        let home = self.guard.home();
+        let included = || Some(PathBuf::from(".git/config"));
+        let mut lead = |top: &Path| {
+            let leads = outside::leads(top, home);
+            aliases.extend(leads.hooks.iter().filter_map(|at| Some(Alias { at: self.inside(at)?, seen: None })));
+            aliases.extend(leads.configuration.iter().filter_map(|at| Some(Alias { at: self.inside(at)?, seen: included() })));
+        };
+        self.tree.ancestors().skip(1).for_each(&mut lead);
+        for (path, ..) in now.held().filter(|(path, ..)| path.file_name() == Some(OsStr::new(".git"))) {
+            lead(&self.tree.join(path.parent().unwrap_or(Path::new(""))));
+        }
         for (path, git, held) in now.held() {
             let directory = path.parent().unwrap_or(Path::new(""));
             match &held.is {
@@ -80,12 +96,11 @@ impl<'p> TreeRules<'p> {
                 Is::File(content) if self.rule(&path, git.as_deref()).is_some_and(|rule| rule.check == Check::GitConfig) => {
                     let top = git.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
                     for (key, value) in git_config::entries(content) {
-                        let value = Path::new(OsStr::from_bytes(&value));
+                        let value = of_user(&value, home);
                         if key == "core.hookspath" {
                             aliases.extend(self.inside(&top.join(value)).map(|at| Alias { at, seen: None }));
-                        } else if key == "include.path" || (key.starts_with("includeif.") && key.ends_with(".path")) {
-                            let seen = Some(PathBuf::from(".git/config"));
-                            aliases.extend(self.inside(&directory.join(value)).map(|at| Alias { at, seen }));
+                        } else if outside::is_include(&key) {
+                            aliases.extend(self.inside(&directory.join(value)).map(|at| Alias { at, seen: included() }));
                         }
                     }
                 }
@@ -159,8 +174,9 @@ impl<'p> TreeRules<'p> {
             Some(inside) => {
                 let in_git = self.guard.in_git_dir(&inside.join(name));
                 let by_place = || if is_in_dot_git(directory) { None } else { by_place() };
+                let in_outer = || self.in_outer_git(git?, &directory.join(name));
                 // Git makes no symlinks in its own directory.
-                in_git.or_else(by_place).or_else(|| if link { self.guard.by_id("git-pointer") } else { None })
+                in_git.or_else(in_outer).or_else(by_place).or_else(|| if link { self.guard.by_id("git-pointer") } else { None })
             }
             None => by_place(),
         };
@@ -170,6 +186,12 @@ impl<'p> TreeRules<'p> {
             // What one only hears of by its name may still be a hook.
             rule => self.aliases.iter().find_map(|alias| self.by_alias(alias, directory, name, link)).or(rule),
         }
+    }
+
+    /// What git obeys in a directory of a git directory stays that when a job gives this one the looks of a git directory.
+    fn in_outer_git(&self, git: &Path, path: &Path) -> Option<&Rule> {
+        let not_below = |rule: &&Rule| rule.id != "git-hooks" && rule.check != Check::GitConfig;
+        git.ancestors().skip(1).find_map(|outer| self.guard.in_git_dir(path.strip_prefix(outer).ok()?).filter(not_below))
     }
 
     fn by_alias(&self, alias: &Alias, directory: &Path, name: &OsStr, link: bool) -> Option<&Rule> {

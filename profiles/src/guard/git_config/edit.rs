@@ -25,7 +25,8 @@ pub(super) fn set(host: &File, key: &Name, values: &[Option<Vec<u8>>]) -> Vec<u8
     }
     for (entry, value) in old[..kept].iter().zip(values).rev() {
         if entry.value != *value {
-            let rest = comment(&host.text[entry.span.clone()]);
+            // Behind a key without a value git takes no comment.
+            let rest = if value.is_some() { comment(&host.text[entry.span.clone()]) } else { &[] };
             let new = [&assignment(&key.key, value.as_deref())[..], rest].concat();
             text.splice(entry.span.clone(), new);
         }

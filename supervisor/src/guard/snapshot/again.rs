@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use nix::errno::Errno;
 use nix::sys::stat::{FileStat, SFlag};
 
-use super::walk::{Git, Pending, Scratch, Walk};
+use super::walk::{Git, Pending, Scratch, Walk, is_ours};
 use super::{Dir, Held, ROOT, Rules, Snapshot, ctime, path_of};
 use crate::beneath::{Root, kind};
 use crate::clock::COARSE;
@@ -45,12 +45,20 @@ impl<R: Rules + Sync> Walk<'_, R> {
                 Ok(_) => return Err(Errno::ENOTDIR),
                 Err(errno) => return Err(errno),
             };
-            let git = dir.git.and_then(|git| if git as usize == index { None } else { moved[git as usize] });
+            let around = if parent == ROOT { None } else { dirs[parent as usize].git };
+            let is_git = dir.git == Some(index as u32);
+            // A directory above may have become a git directory, or have ceased to be one.
+            let was_around = match (is_git, dir.parent) {
+                (false, _) => dir.git,
+                (true, ROOT) => None,
+                (true, parent) => old.dirs[parent as usize].git,
+            };
+            let same_git = was_around.and_then(|git| moved[git as usize]) == around;
             let settled = dir.ctime < old.taken - COARSE;
-            if (stat.ino, stat.ctime) == (dir.ino, dir.ctime) && settled {
+            if (stat.ino, stat.ctime) == (dir.ino, dir.ctime) && settled && same_git {
                 let new = dirs.len() as u32;
                 moved[index] = Some(new);
-                let git = if dir.git == Some(index as u32) { Some(new) } else { git };
+                let git = if is_git { Some(new) } else { around };
                 let mut held = Vec::with_capacity(dir.held.len());
                 for known in &dir.held {
                     held.extend(self.look(path, known, old.taken));
@@ -60,10 +68,14 @@ impl<R: Rules + Sync> Walk<'_, R> {
                 dirs.push(Dir { parent, name, ino, ctime, git, repository, held, links });
                 continue;
             }
-            let git = git.map(|git| Git { index: git, path: path_of(dirs, git).into() });
+            let git = around.map(|git| Git { index: git, path: path_of(dirs, git).into() });
             let pending = Pending { parent, name: dir.name.clone(), path: path.to_owned(), git };
             let found = self.read(&mut scratch, &pending, || dirs.len() as u32, Some((dir, old.taken)));
-            let Ok(Some((new, dir, below))) = found else { continue };
+            let (new, dir, below) = match found {
+                Ok(Some(found)) => found,
+                Err(errno) if is_ours(errno) => return Err(errno),
+                Ok(None) | Err(_) => continue,
+            };
             dirs.push(dir);
             moved[index] = Some(new);
             let children = children.get_or_insert_with(|| {
@@ -79,7 +91,7 @@ impl<R: Rules + Sync> Walk<'_, R> {
                 .flatten()
                 .map(|&child| old.dirs[child as usize].name.as_slice())
                 .collect();
-            self.enter(dirs, below.into_iter().filter(|pending| !known.contains(pending.name.as_slice())).collect());
+            self.enter(dirs, below.into_iter().filter(|pending| !known.contains(pending.name.as_slice())).collect())?;
         }
         Ok(())
     }

@@ -255,3 +255,41 @@ fn many_large_files_are_watched_and_not_kept() {
     let own = now.held().find(|(path, ..)| path == Path::new("own/.envrc")).unwrap();
     assert_eq!(own.2.is, Is::File(b"kept".to_vec()), "what is known already is not read again");
 }
+
+#[test]
+fn what_lies_in_hooks_is_no_repository_and_what_lies_around_may_become_one() {
+    let tree = Tree::new();
+    for path in [
+        "a/HEAD",
+        "a/objects/x",
+        "a/refs/x",
+        "a/hooks/post-commit",
+        "b/hooks/post-commit",
+        "c/hooks/HEAD",
+        "c/hooks/objects/x",
+        "c/hooks/refs/x",
+        "c/hooks/post-commit",
+    ] {
+        tree.write(path, path);
+    }
+    let before = tree.settle();
+    fs::write(tree.at("a/hooks/post-commit"), "evil").unwrap();
+    fs::write(tree.at("b/hooks/post-commit"), "evil").unwrap();
+    for path in [
+        "a/hooks/HEAD",
+        "a/hooks/objects/x",
+        "a/hooks/refs/x",
+        "b/HEAD",
+        "b/objects/x",
+        "b/refs/x",
+        "c/HEAD",
+        "c/objects/x",
+        "c/refs/x",
+    ] {
+        tree.write(path, path);
+    }
+    let changes = tree.changes(&before);
+    for change in ["*a/hooks/post-commit", "+a/hooks/HEAD", "+b/hooks/post-commit", "+c/hooks/post-commit"] {
+        assert!(changes.contains(&change.to_owned()), "{change}: {changes:?}");
+    }
+}

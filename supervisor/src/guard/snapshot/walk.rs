@@ -41,14 +41,22 @@ pub(super) fn walk<R: Rules + Sync>(root: &Root, dev: u64, rules: &R, old: Optio
     if let Some(old) = old.filter(|old| old.is_unchanged(root, dev, &seen)) {
         return Ok(Walked { dirs: Arc::clone(&old.dirs), strays: Vec::new(), renewed: false });
     }
-    let walk = Walk { root, dev, rules, renewed: AtomicBool::new(false), kept: AtomicU64::new(0), strays: Mutex::default() };
+    let walk = Walk {
+        root,
+        dev,
+        rules,
+        renewed: AtomicBool::new(false),
+        kept: AtomicU64::new(0),
+        strays: Mutex::default(),
+        failed: Mutex::default(),
+    };
     let mut dirs = Vec::with_capacity(old.map_or(0, |old| old.dirs.len()));
     match old {
         None => {
             let top = Pending { parent: ROOT, name: Vec::new(), path: PathBuf::new(), git: None };
             if let Some((_, top, below)) = walk.read(&mut Scratch::new(), &top, || 0, None)? {
                 dirs.push(top);
-                walk.enter(&mut dirs, below);
+                walk.enter(&mut dirs, below)?;
             }
         }
         Some(old) => walk.refresh(old, &seen, &mut dirs)?,
@@ -169,6 +177,13 @@ pub(super) struct Walk<'a, R> {
     /// Bytes of files.
     kept: AtomicU64,
     strays: Mutex<Vec<PathBuf>>,
+    /// Why not all was read that is there.
+    failed: Mutex<Option<Errno>>,
+}
+
+/// Does an error say something about this process, and nothing about the directory?
+pub(super) fn is_ours(errno: Errno) -> bool {
+    matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)
 }
 
 /// A directory's place in the snapshot, itself, and the directories in it.
@@ -176,7 +191,7 @@ type Found = (u32, Dir, Vec<Pending>);
 
 impl<R: Rules + Sync> Walk<'_, R> {
     /// Reads directories and everything below them.
-    pub(super) fn enter(&self, dirs: &mut Vec<Dir>, pending: Vec<Pending>) {
+    pub(super) fn enter(&self, dirs: &mut Vec<Dir>, pending: Vec<Pending>) -> Result<(), Errno> {
         let number = AtomicU32::new(dirs.len() as u32);
         let queue = Queue { state: Mutex::new((pending, 0)), more: Condvar::new() };
         let mut read = self.work(&queue, &number, FEW);
@@ -191,6 +206,10 @@ impl<R: Rules + Sync> Walk<'_, R> {
         }
         read.sort_unstable_by_key(|(index, _)| *index);
         dirs.extend(read.into_iter().map(|(_, dir)| dir));
+        match self.failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(errno) => Err(errno),
+            None => Ok(()),
+        }
     }
 
     /// Reads what waits, up to so many.
@@ -202,6 +221,10 @@ impl<R: Rules + Sync> Walk<'_, R> {
             let found = self.read(&mut scratch, &next, || number.fetch_add(1, Ordering::Relaxed), None);
             let (dir, below) = match found {
                 Ok(Some((index, dir, below))) => (Some((index, dir)), below),
+                Err(errno) if is_ours(errno) => {
+                    *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(errno);
+                    (None, Vec::new())
+                }
                 // What cannot be read here the owner's tools cannot read either.
                 Ok(None) | Err(_) => (None, Vec::new()),
             };
@@ -235,7 +258,10 @@ impl<R: Rules + Sync> Walk<'_, R> {
         // Git takes objects and refs from where `commondir` leads, is_git_directory in its setup.c. Below a `.git` that
         // is a linked worktree's, which its own rules are about.
         let apart = !is_in_dot_git(path) && has("HEAD") && has("commondir");
-        let repository = has("HEAD") && has("objects") && has("refs") || apart;
+        // All in `hooks` is guarded as that: a repository there would make it somebody else's.
+        let in_hooks =
+            git.as_ref().is_some_and(|git| path.strip_prefix(&git.path).is_ok_and(|inside| inside.starts_with("hooks")));
+        let repository = !in_hooks && (has("HEAD") && has("objects") && has("refs") || apart);
         let is_git = name == b".git" || repository;
         let is_data = is_git && (is_in_dot_git(path) || self.rules.is_in_git_tree());
         let index = index();
