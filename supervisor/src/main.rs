@@ -3,6 +3,7 @@
 mod args;
 mod beneath;
 mod changes;
+mod check;
 mod clock;
 mod confined;
 mod diff;
@@ -52,8 +53,10 @@ fn main() -> ExitCode {
         return engine::init();
     }
     clock::note_begin();
-    let status = start::refuse_borrowed_rights().and_then(|()| dispatch(std::env::args_os().collect()));
-    ExitCode::from(status.unwrap_or_else(|error| error.report()))
+    let argv: Vec<OsString> = std::env::args_os().collect();
+    let refuse = if argv.get(1).is_some_and(|name| name == "check") { check::closed() } else { Error::report };
+    let status = start::refuse_borrowed_rights().and_then(|()| dispatch(argv));
+    ExitCode::from(status.unwrap_or_else(|error| refuse(&error)))
 }
 
 fn dispatch(argv: Vec<OsString>) -> Result<u8, Error> {
@@ -68,6 +71,7 @@ fn dispatch(argv: Vec<OsString>) -> Result<u8, Error> {
         Parsed::Command(Command::Changes { action }) => changes::changes(action),
         Parsed::Command(Command::Serve(args)) => session::serve(&args),
         Parsed::Command(Command::Session { action }) => session::session(action),
+        Parsed::Command(Command::Check(args)) => check::check(args),
         Parsed::Command(Command::Completions { shell }) => pages::completions(shell).map(|()| 0),
         Parsed::Command(Command::Man { subcommand }) => pages::man(subcommand.as_deref()).map(|()| 0),
     }

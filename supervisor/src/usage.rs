@@ -48,6 +48,8 @@ pub(crate) fn condense(error: &clap::Error) -> Error {
             let missing: Vec<_> = texts(error, ContextKind::InvalidArg);
             if missing.iter().any(|name| name.contains("<COMMAND>")) {
                 Error::usage("no command given").hint("put it after `--`: hermes-sandbox run [OPTIONS] -- COMMAND [ARGUMENT]...")
+            } else if missing.iter().any(|name| name.contains("<COMMAND LINE>")) {
+                Error::usage("no command line given").hint(ONE_ARGUMENT)
             } else {
                 let plain = Error::usage(format!("missing {}", missing.join(", ")));
                 match program(error).split_once(" quarantine ") {
@@ -69,6 +71,9 @@ pub(crate) fn condense(error: &clap::Error) -> Error {
 const LIST: &str = "`hermes-sandbox quarantine list` shows those that there are";
 /// What tells approvals.
 pub(crate) const APPROVALS: &str = "`hermes-sandbox quarantine approvals` shows those that there are";
+
+/// How a command line to judge is given.
+pub(crate) const ONE_ARGUMENT: &str = "put it after `--`, as one argument: hermes-sandbox check command -- 'ls -l'";
 
 /// The program and the subcommands that were understood.
 fn program(error: &clap::Error) -> String {

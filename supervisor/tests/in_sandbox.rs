@@ -3,7 +3,7 @@
 // The modules bring tests of their own, which run where there is a test runner.
 #![allow(dead_code, unused_imports, clippy::unwrap_used, missing_docs)]
 
-#[path = "../src/args.rs"]
+#[path = "../src/args/mod.rs"]
 mod args;
 #[path = "../src/beneath.rs"]
 mod beneath;

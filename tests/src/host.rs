@@ -150,3 +150,23 @@ impl TreeSnapshot {
         );
     }
 }
+
+/// Processes of the host whose command line holds this word.
+pub fn processes_with(word: &str) -> Vec<String> {
+    let own = std::process::id().to_string();
+    fs::read_dir("/proc")
+        .expect("proc")
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy() != own)
+        .filter_map(|entry| fs::read(entry.path().join("cmdline")).ok().map(|line| (entry, line)))
+        .map(|(entry, line)| (entry, String::from_utf8_lossy(&line).replace('\0', " ")))
+        .filter(|(_, line)| line.contains(word))
+        .map(|(entry, line)| format!("{} {line}", entry.file_name().to_string_lossy()))
+        .collect()
+}
+
+/// Waits until there are none.
+#[track_caller]
+pub fn assert_gone(word: &str) {
+    assert!(wait_until(15, || processes_with(word).is_empty()), "left over: {:?}", processes_with(word));
+}

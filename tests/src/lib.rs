@@ -4,6 +4,7 @@
 //! This room knows the command line and nothing else: it links no other room of the project, so that it tests the
 //! contract and not the code. The program is found by `HERMES_SANDBOX_BIN`, else in the target directory.
 
+mod agent;
 mod changes;
 mod host;
 mod outcome;
@@ -12,8 +13,9 @@ mod quarantine;
 mod sandbox;
 mod skip;
 
+pub use agent::agent_packages;
 pub use changes::let_files_age;
-pub use host::{Listener, TreeSnapshot, wait_until};
+pub use host::{Listener, TreeSnapshot, assert_gone, processes_with, wait_until};
 pub use outcome::{Live, Outcome, run_to_end, run_to_end_with_input, run_to_end_within, shell_line};
 pub use pty::{Pty, Step};
 pub use quarantine::{Aside, Seen};

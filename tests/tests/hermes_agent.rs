@@ -5,35 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use hermes_tests::{Outcome, PYTHON, Sandbox, fixture, need, run_to_end, wait_until};
+use hermes_tests::{Outcome, PYTHON, Sandbox, agent_packages, fixture, need, run_to_end, wait_until};
 use serde_json::{Value, json};
-
-const VERSION: &str = "hermes-agent==0.19.0";
-
-/// Site packages of the agent, installed once: `HERMES_TEST_AGENT`, or a directory beside the test binary.
-fn agent_packages() -> Result<PathBuf, String> {
-    if let Some(path) = std::env::var_os("HERMES_TEST_AGENT") {
-        let path = PathBuf::from(path);
-        return if path.join("hermes_cli").is_dir() { Ok(path) } else { Err(format!("{} is not installed", VERSION)) };
-    }
-    let packages = std::env::current_exe().unwrap().with_file_name("hermes-agent-0.19.0");
-    if packages.join("complete").exists() {
-        return Ok(packages);
-    }
-    let install =
-        Command::new(PYTHON).args(["-m", "pip", "install", "-q", "--no-input", "--target"]).arg(&packages).arg(VERSION).output();
-    match install {
-        Ok(output) if output.status.success() => {
-            fs::write(packages.join("complete"), "").unwrap();
-            Ok(packages)
-        }
-        Ok(output) => Err(format!(
-            "pip cannot install {VERSION}: {}",
-            String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or("no reason given")
-        )),
-        Err(error) => Err(format!("no pip: {error}")),
-    }
-}
 
 struct Model(Child);
 

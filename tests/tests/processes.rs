@@ -7,30 +7,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hermes_tests::{PYTHON, Sandbox, TreeSnapshot, need, run_to_end, shell_line, wait_until};
+use hermes_tests::{PYTHON, Sandbox, TreeSnapshot, assert_gone, need, processes_with, run_to_end, shell_line, wait_until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 fn signal(child: &Child, signal: Signal) {
     kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
-}
-
-/// Processes of the host whose command line holds this word.
-fn processes_with(word: &str) -> Vec<String> {
-    let own = std::process::id().to_string();
-    fs::read_dir("/proc")
-        .unwrap()
-        .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy() != own)
-        .filter_map(|entry| fs::read(entry.path().join("cmdline")).ok().map(|line| (entry, line)))
-        .map(|(entry, line)| (entry, String::from_utf8_lossy(&line).replace('\0', " ")))
-        .filter(|(_, line)| line.contains(word))
-        .map(|(entry, line)| format!("{} {line}", entry.file_name().to_string_lossy()))
-        .collect()
-}
-
-fn assert_gone(word: &str) {
-    assert!(wait_until(15, || processes_with(word).is_empty()), "left over: {:?}", processes_with(word));
 }
 
 /// A script whose tree tries to live on: background, setsid, double fork, ignored signals.

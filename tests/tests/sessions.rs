@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use hermes_tests::{Outcome, Sandbox, run_to_end, run_to_end_with_input, wait_until};
+use hermes_tests::{Outcome, Sandbox, assert_gone, run_to_end, run_to_end_with_input, wait_until};
 use serde_json::{Value, json};
 
 /// `serve` on its standard streams.
@@ -102,7 +102,10 @@ fn jobs_have_status_streams_directory_variables_and_input() {
     assert_eq!((&end["status"], &end["stdout"], &end["stderr"]), (&json!(7), &json!("out\n"), &json!("err\n")));
     let merged = served.ask("exec", json!({"argv": ["sh", "-c", "echo a; echo b >&2; echo c"], "merge": true}));
     assert_eq!((&merged["stdout"], merged.get("stderr")), (&json!("a\nb\nc\n"), None));
-    let end = served.ask("exec", json!({"argv": ["sh", "-c", "pwd; echo $V; cat"], "cwd": "/usr", "env": {"V": "1 2"}, "stdin": {"data": "in\n"}}));
+    let end = served.ask(
+        "exec",
+        json!({"argv": ["sh", "-c", "pwd; echo $V; cat"], "cwd": "/usr", "env": {"V": "1 2"}, "stdin": {"data": "in\n"}}),
+    );
     assert_eq!(end["stdout"], "/usr\n1 2\nin\n");
     assert_eq!(served.sh("cat").get("stdout").unwrap(), "", "nothing to read is an end");
     assert_eq!(served.sh("kill -9 $$")["signal"], "KILL");
@@ -185,7 +188,14 @@ fn time_is_up_in_time_for_whatever_ignores_it() {
     assert!(begun.elapsed() < Duration::from_secs(10));
     assert_eq!((&end["status"], &end["timed_out"], &end["stdout"]), (&json!(124), &json!(true), &json!("begun\n")));
     assert_eq!(end["note"], "[Command timed out after 0.5s]");
-    assert_eq!(served.sh("ls -d /proc/[0-9]* | wc -l; grep -c sleep /proc/[0-9]*/comm | grep -c ':1'")["stdout"].as_str().unwrap().lines().last(), Some("0"));
+    assert_eq!(
+        served.sh("ls -d /proc/[0-9]* | wc -l; grep -c sleep /proc/[0-9]*/comm | grep -c ':1'")["stdout"]
+            .as_str()
+            .unwrap()
+            .lines()
+            .last(),
+        Some("0")
+    );
 }
 
 #[test]
@@ -200,7 +210,8 @@ fn several_are_answered_at_once_and_a_slow_reader_stops_only_its_own_job() {
     let end = served.ask("exec", json!({"argv": ["sh", "-c", "yes | head -c 200000000"]}));
     assert_eq!(end["omitted"]["stdout"].as_u64().unwrap(), 200_000_000 - 50_000);
     let status = std::fs::read_to_string(format!("/proc/{}/status", served.child.id())).unwrap();
-    let peak: u64 = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB").parse().unwrap();
+    let peak: u64 =
+        status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB").parse().unwrap();
     assert!(peak < 100_000, "{peak} kB");
 }
 
@@ -228,7 +239,8 @@ fn output_streams_and_input_is_taken_as_it_comes() {
 fn a_terminal_is_one_and_changes_its_size() {
     let sandbox = Sandbox::new();
     let mut served = Served::new(&sandbox);
-    let start = json!({"argv": ["sh", "-c", "tty; stty size; read x; stty size; echo got $x"], "pty": {"rows": 30, "columns": 120}});
+    let start =
+        json!({"argv": ["sh", "-c", "tty; stty size; read x; stty size; echo got $x"], "pty": {"rows": 30, "columns": 120}});
     let job = served.ask("start", start)["job"].clone();
     assert!(wait_until(10, || served.ask("output", json!({"job": job}))["data"].as_str().unwrap().contains("30 120")));
     served.ask("resize", json!({"job": job, "rows": 10, "columns": 20}));
@@ -286,7 +298,7 @@ fn another_version_and_a_line_without_end_are_refused() {
     let open = |lines: Vec<u8>| {
         let mut command = sandbox.hermes();
         command.arg("serve");
-        run_to_end_with_input(&mut command, lines)
+        run_to_end_with_input(&mut command, &lines)
     };
     let refused = open(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"initialize\",\"params\":{\"protocol\":9}}\n".to_vec());
     assert!(refused.out().contains("-32001") && refused.out().contains("use version 1"), "{}", refused.report());
@@ -351,7 +363,7 @@ fn a_killed_session_takes_its_jobs_along_and_is_named() {
     session(&["exec", "-d", "s", "--", "sh", "-c", &format!(": {canary}; sleep 300")]).ok().says("1\n");
     let ready = std::fs::read_to_string(sandbox.home.join("hermes-sandbox/s/ready")).unwrap();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(ready.parse().unwrap()), nix::sys::signal::Signal::SIGKILL).unwrap();
-    hermes_tests::assert_gone(&canary);
+    assert_gone(&canary);
     assert!(wait_until(10, || session(&["list"]).out().contains("ended")));
     let gone = session(&["exec", "s", "true"]);
     assert!(gone.refused(125).err().contains("its process has ended"), "{}", gone.report());
