@@ -40,7 +40,6 @@ pub struct GuardRules {
     /// Takes effect only after approval.
     pub stage: Vec<Selector>,
     /// What `~` is in the configuration of the caller's tools.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<PathBuf>,
 }
 
