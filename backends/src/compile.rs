@@ -114,6 +114,14 @@ pub enum CompileError {
         /// Where it leads.
         real: PathBuf,
     },
+    /// Something of the policy's own has no place.
+    #[error("{} cannot be made inside: {why}", ospath::escaped(path))]
+    Unplaced {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
     /// The workspace is not a directory.
     #[error("the workspace {} is not a directory; name one with --workspace", ospath::escaped(path))]
     NotADirectory {

@@ -43,6 +43,39 @@ pub struct Policy {
     pub accepted: BTreeSet<Guarantee>,
     /// Files that host tools obey later: what the policy changes in the rules that ship.
     pub guard: GuardRules,
+    /// What is made inside besides, where nothing is granted.
+    pub places: Vec<Place>,
+}
+
+/// Something made inside at a path that is the host's business no more. It grants nothing: what a link leads to is there under its
+/// own name, by its own rule, or it is not there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// A symlink.
+    Link {
+        /// Where: absolute, normalised.
+        #[serde(with = "crate::ospath")]
+        at: PathBuf,
+        /// What it holds: absolute, normalised.
+        #[serde(with = "crate::ospath")]
+        to: PathBuf,
+    },
+    /// A writable directory that ends with the sandbox.
+    Scratch {
+        /// Where: absolute, normalised.
+        #[serde(with = "crate::ospath")]
+        at: PathBuf,
+    },
+}
+
+impl Place {
+    /// Where it is made.
+    pub fn at(&self) -> &Path {
+        match self {
+            Self::Link { at, .. } | Self::Scratch { at } => at,
+        }
+    }
 }
 
 /// How a path may be used. `Hidden` wins over everything; otherwise the longest path wins.

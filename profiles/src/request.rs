@@ -56,6 +56,10 @@ pub struct Overrides {
     pub accept_loss: Vec<String>,
     /// `--allow-broad`
     pub allow_broad: bool,
+    /// `--link INSIDE=PATH`
+    pub links: Vec<String>,
+    /// `--scratch-at INSIDE`
+    pub scratch_at: Vec<PathBuf>,
 }
 
 /// Who asks, and from where.

@@ -12,7 +12,9 @@ use crate::error::{PolicyError, suggestion};
 use crate::layer::NetworkMode;
 use crate::merge::{Draft, Ranked, is_broad, is_of_system, set_limit, settle};
 use crate::paths::{covers, normalise, same};
-use crate::policy::{Access, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, Network, Origin, Policy, Route, UnixRules};
+use crate::policy::{
+    Access, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, Network, Origin, Place, Policy, Route, UnixRules,
+};
 use crate::profile;
 use crate::project;
 use crate::request::{Caller, Files, Request, Resolved};
@@ -77,6 +79,7 @@ pub fn resolve(request: &Request, files: &dyn Files) -> Result<Resolved, PolicyE
         guard: draft.guard(),
         limits: draft.limits,
         kernel: draft.kernel,
+        places: places(request)?,
         workspace,
     };
     settle_workspace(&mut policy)?;
@@ -198,6 +201,33 @@ fn apply_flags(
         set_limit(&mut draft.limits, limit.map_err(|why| error("--limit", format!("{text}: {why}")))?);
     }
     Ok(explicit)
+}
+
+/// What `--link` and `--scratch-at` ask for.
+fn places(request: &Request) -> Result<Vec<Place>, PolicyError> {
+    let check = |path: &Path, flag: &'static str| -> Result<PathBuf, PolicyError> {
+        free_of_nul(path, flag)?;
+        let path = normalise(path);
+        match path.is_absolute() && path != Path::new("/") {
+            true => Ok(path),
+            false => Err(PolicyError::at(Origin::Flag(flag.into()), "expected an absolute path other than /")),
+        }
+    };
+    let mut places: Vec<Place> = Vec::new();
+    for text in &request.overrides.links {
+        let Some((at, to)) = text.split_once('=') else {
+            return Err(PolicyError::at(Origin::Flag("--link".into()), "expected INSIDE=PATH"));
+        };
+        places.push(Place::Link { at: check(Path::new(at), "--link")?, to: check(Path::new(to), "--link")? });
+    }
+    for at in &request.overrides.scratch_at {
+        places.push(Place::Scratch { at: check(at, "--scratch-at")? });
+    }
+    let twice = places.iter().enumerate().find(|(n, place)| places[..*n].iter().any(|other| other.at() == place.at()));
+    match twice {
+        Some((_, place)) => Err(PolicyError::new(format!("{} would be made twice", place.at().display()))),
+        None => Ok(places),
+    }
 }
 
 fn accepted(request: &Request) -> Result<BTreeSet<Guarantee>, PolicyError> {

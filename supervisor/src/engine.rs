@@ -1,12 +1,15 @@
 //! The seam to the backends: everything of theirs that this crate calls.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use hermes_backends::compile::files::paths_of;
+use hermes_backends::compile::mounts::MARKER;
 use hermes_backends::compile::shadow::Shadow;
 use hermes_backends::compile::{Choices, Kept, compile as compile_plan};
 use hermes_backends::host::Host;
@@ -48,6 +51,23 @@ pub(crate) fn measure(cache_dir: Option<&Path>) -> Host {
 /// What this machine can enforce, measured now.
 pub(crate) fn measure_now() -> Host {
     probe::probe()
+}
+
+/// Is this process in one of our own sandboxes? A directory of this name alone would not be enough for commands to be run
+/// unconfined: all that such a sandbox does to its jobs must be there.
+pub(crate) fn is_inside() -> bool {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let marked = Path::new(MARKER).symlink_metadata().is_ok_and(|marker| marker.is_dir() && marker.mode() & 0o7777 == 0o555);
+    marked && is_confined(&read("/proc/self/status"), &read("/proc/self/uid_map"))
+}
+
+/// No new privileges, a system call filter, and a user namespace with one user, by proc(5).
+fn is_confined(status: &str, uid_map: &str) -> bool {
+    let is = |name: &str, value: &str| {
+        status.lines().filter_map(|line| line.strip_prefix(name)).any(|line| line.trim_start_matches(':').trim() == value)
+    };
+    let maps: Vec<_> = uid_map.lines().map(|line| line.split_ascii_whitespace().nth(2)).collect();
+    is("NoNewPrivs", "1") && is("Seccomp", "2") && maps == [Some("1")]
 }
 
 /// What the policy's paths are on this machine.
@@ -125,7 +145,16 @@ pub(crate) fn run(
 
 /// The variables that jobs get.
 fn environment(prepared: &Prepared) -> Vec<(OsString, OsString)> {
-    let mut environment = prepared.environment.passed.clone();
+    redirected(prepared, prepared.environment.passed.clone())
+}
+
+/// The variables that a job gets whose caller has these.
+pub(crate) fn environment_for(prepared: &Prepared, caller: &BTreeMap<String, String>) -> Vec<(OsString, OsString)> {
+    let variables = caller.iter().map(|(name, value)| (name.into(), value.into()));
+    redirected(prepared, hermes_profiles::environment::filter(&prepared.policy.environment, variables).passed)
+}
+
+fn redirected(prepared: &Prepared, mut environment: Vec<(OsString, OsString)>) -> Vec<(OsString, OsString)> {
     for redirect in &prepared.plan.redirects {
         environment.retain(|(name, _)| *name != *redirect.name);
         environment.push((redirect.name.clone().into(), redirect.directory.clone().into()));
@@ -200,4 +229,20 @@ fn tell_limits(group: &Cgroup, log: &mut Log) -> Result<(), Error> {
         log.write(&Event::LimitHit { limit: limit.into() })?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inside_is_where_everything_says_so() {
+        let status = "Name:\tsh\nNoNewPrivs:\t1\nSeccomp:\t2\nSeccomp_filters:\t1\n";
+        let map = "      1000       1000          1\n";
+        assert!(is_confined(status, map));
+        assert!(!is_confined(&status.replace("Privs:\t1", "Privs:\t0"), map));
+        assert!(!is_confined(&status.replace("Seccomp:\t2", "Seccomp:\t0"), map));
+        assert!(!is_confined(status, "0 0 4294967295\n") && !is_confined(status, "0 1000 1\n1 100000 65536\n"));
+        assert!(!is_confined("", ""));
+    }
 }

@@ -29,6 +29,7 @@ mod run;
 mod sample;
 mod scratch;
 mod session;
+mod shims;
 mod start;
 mod state;
 mod stdio;
@@ -60,6 +61,9 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(argv: Vec<OsString>) -> Result<u8, Error> {
+    if shims::is_call(&argv) {
+        return shims::call(&argv);
+    }
     match args::parse(argv)? {
         Parsed::Text(text) => output::print(&text).map(|()| 0),
         Parsed::Command(Command::Run(args)) => run::run(*args),
@@ -71,6 +75,7 @@ fn dispatch(argv: Vec<OsString>) -> Result<u8, Error> {
         Parsed::Command(Command::Changes { action }) => changes::changes(action),
         Parsed::Command(Command::Serve(args)) => session::serve(&args),
         Parsed::Command(Command::Session { action }) => session::session(action),
+        Parsed::Command(Command::Shims { action }) => shims::shims(action),
         Parsed::Command(Command::Check(args)) => check::check(args),
         Parsed::Command(Command::Completions { shell }) => pages::completions(shell).map(|()| 0),
         Parsed::Command(Command::Man { subcommand }) => pages::man(subcommand.as_deref()).map(|()| 0),

@@ -1,5 +1,6 @@
 //! From the command line and the process's environment to what policy resolution asks for.
 
+use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
@@ -30,6 +31,8 @@ pub(crate) fn request(args: &PolicyArgs, caller: Caller) -> Request {
             limits: args.limit.clone(),
             accept_loss: args.accept_loss.clone(),
             allow_broad: args.allow_broad,
+            links: args.link.clone(),
+            scratch_at: args.scratch_at.clone(),
         },
         caller,
     }
@@ -53,13 +56,18 @@ pub(crate) fn caller(user: Option<User>) -> Result<Caller, Error> {
         variables.retain(|(name, _)| !own.iter().any(|(own, _)| name == own) && !name.as_encoded_bytes().starts_with(b"XDG_"));
         variables.extend(own.map(|(name, value)| (name.into(), value)));
     }
+    Ok(caller_of(cwd, variables))
+}
+
+/// Who asks, from a process's directory and environment.
+pub(crate) fn caller_of(cwd: PathBuf, mut variables: Vec<(OsString, OsString)>) -> Caller {
     if !variables.iter().any(|(name, value)| name == "HOME" && Path::new(value).is_absolute()) {
         variables.retain(|(name, _)| name != "HOME");
         if let Some(home) = User::from_uid(Uid::current()).ok().flatten().map(|user| user.dir).filter(|dir| dir.is_absolute()) {
             variables.push(("HOME".into(), home.into_os_string()));
         }
     }
-    Ok(Caller::from_variables(cwd, variables))
+    Caller::from_variables(cwd, variables)
 }
 
 /// Where measurements of the machine are kept: `$XDG_CACHE_HOME` or `~/.cache`, `/hermes-sandbox`.

@@ -42,9 +42,9 @@ pub(crate) struct Ready {
     pub(crate) scratch: Option<Scratch>,
 }
 
-/// Makes what a sandbox for `command` needs. For a session that is its name.
-pub(crate) fn get_ready(args: &PolicyArgs, command: &[OsString], log: &mut Log) -> Result<Ready, Error> {
-    let mut prepared = prepare::prepare(args, command)?;
+/// Makes what a sandbox for `program` needs. What it is for is told as `command`, for a session its name.
+pub(crate) fn get_ready(args: &PolicyArgs, program: &[OsString], command: &[OsString], log: &mut Log) -> Result<Ready, Error> {
+    let mut prepared = prepare::prepare(args, program)?;
     log.announce(&prepared.plan)?;
     prepared.refuse_lost()?;
     settle(&prepared, log)?;
@@ -60,7 +60,7 @@ pub(crate) fn get_ready(args: &PolicyArgs, command: &[OsString], log: &mut Log) 
 }
 
 fn start(args: RunArgs, log: &mut Log) -> Result<u8, Error> {
-    let Ready { prepared, overlaid, guards, scratch: _scratch } = get_ready(&args.policy, &args.command, log)?;
+    let Ready { prepared, overlaid, guards, scratch: _scratch } = get_ready(&args.policy, &args.command, &args.command, log)?;
     let caller = prepared.caller.clone();
     let held: Vec<_> = overlaid.iter().map(Overlaid::lock).collect();
     let outcome = engine::run(prepared, args.command, &held, guards, log);

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use hermes_profiles::paths::covers;
-use hermes_profiles::{Access, FileRule, HomeMode, Origin, Policy, is_broad};
+use hermes_profiles::{Access, FileRule, HomeMode, Origin, Place, Policy, is_broad, ospath};
 
 use rustc_hash::FxHashSet;
 
@@ -200,6 +200,7 @@ pub fn grants(policy: &Policy, survey: &Survey, choices: Choices<'_>, tier: Tier
             view.links.insert(link.at.clone(), link.to.clone());
         }
     }
+    place(policy, tier, &mut view)?;
     let absent = sockets.iter().map(|rule| &rule.path).filter(|path| *survey.get(path) == Found::Absent);
     view.sockets = wanted_sockets.iter().map(|socket| &socket.grant.source.path).chain(absent).cloned().collect();
 
@@ -223,6 +224,36 @@ pub fn grants(policy: &Policy, survey: &Survey, choices: Choices<'_>, tier: Tier
         None => survey.real(&policy.workspace).to_owned(),
     };
     Ok(view)
+}
+
+/// Makes room for what the policy places at paths of its own. Nothing that is granted is shadowed, and nothing is made in a host tree.
+fn place(policy: &Policy, tier: Tier, view: &mut View) -> Result<(), CompileError> {
+    for place in &policy.places {
+        let at = place.at();
+        let refuse = |why: String| Err(CompileError::Unplaced { path: at.to_owned(), why });
+        if tier != Tier::Namespaces {
+            return refuse("this machine has no user namespaces".to_owned());
+        }
+        if is_made(at) {
+            return refuse("the sandbox makes it itself".to_owned());
+        }
+        if let Some((around, _)) = view.covering(at) {
+            return refuse(format!("{} is granted", ospath::escaped(around)));
+        }
+        match place {
+            Place::Link { to, .. } => {
+                let below = view.grants.keys().chain(view.links.keys()).find(|path| covers(at, path));
+                if let Some(below) = below {
+                    return refuse(format!("{} is there", ospath::escaped(below)));
+                }
+                view.own.retain(|(own, ..)| !covers(at, own));
+                view.links.insert(at.to_owned(), to.clone());
+            }
+            Place::Scratch { .. } if view.own.iter().any(|(own, ..)| own == at) => {}
+            Place::Scratch { .. } => view.own.push((at.to_owned(), 0o755, true)),
+        }
+    }
+    Ok(())
 }
 
 /// Does the sandbox make this by itself, so that nothing can be granted or put there?

@@ -30,6 +30,7 @@ fn policy() -> Policy {
         preferred: [].into(),
         accepted: [].into(),
         guard: hermes_profiles::GuardRules::default(),
+        places: Vec::new(),
     }
 }
 

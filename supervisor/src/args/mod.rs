@@ -5,6 +5,7 @@ mod check;
 mod policy;
 mod quarantine;
 mod session;
+mod shims;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ pub(crate) use check::{Check, CheckArgs, CheckCommand};
 pub(crate) use policy::{Net, PolicyArgs, TierArg};
 pub(crate) use quarantine::{BringArgs, Quarantine, QuarantineArgs};
 pub(crate) use session::{ExecArgs, ServeArgs, Session};
+pub(crate) use shims::{InstallArgs, ShimName, Shims};
 
 const EXIT_STATUS: &str = "\
 Exit status: the command's own; 128+n when signal n ended it; 124 when its time was up; 125 when the sandbox could not be
@@ -70,6 +72,11 @@ pub(crate) enum Command {
     Session {
         #[command(subcommand)]
         action: Session,
+    },
+    /// Programs in the place of bash, python and docker that run an agent's commands in a sandbox (see docs/hermes.md)
+    Shims {
+        #[command(subcommand)]
+        action: Shims,
     },
     /// Look at changes that wait for a decision, apply or discard them; go back to a checkpoint
     Changes {

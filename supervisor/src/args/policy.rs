@@ -109,6 +109,13 @@ pub(crate) struct PolicyArgs {
     #[arg(short, long)]
     pub(crate) verbose: bool,
 
+    /// Make a symlink inside, where nothing else is
+    #[arg(long, value_name = "INSIDE=PATH", hide = true)]
+    pub(crate) link: Vec<String>,
+    /// Make a directory inside that ends with the sandbox
+    #[arg(long, value_name = "INSIDE", hide = true)]
+    pub(crate) scratch_at: Vec<PathBuf>,
+
     // Known so that they can be refused by name instead of as typing errors.
     #[arg(long, value_name = "WHERE", hide = true)]
     pub(crate) backend: Option<Backend>,

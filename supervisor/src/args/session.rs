@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use super::PolicyArgs;
+use crate::shims::ClientProcess;
 
 /// Options of `serve` and `session start`.
 #[derive(Debug, Args)]
@@ -34,6 +35,12 @@ pub(crate) struct ServeArgs {
     /// Leave the terminal's session
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
+    /// End with this process: PID:TIME, when it started as proc(5) counts
+    #[arg(long, hide = true, value_name = "PID:TIME")]
+    pub(crate) client: Option<ClientProcess>,
+    /// Grant what this program needs
+    #[arg(long, hide = true, value_name = "PATH")]
+    pub(crate) program: Option<PathBuf>,
 }
 
 /// What to do with sessions.

@@ -84,6 +84,11 @@ impl Client {
         &self.writer
     }
 
+    /// Takes what has come; false when nothing comes any more. What [`Self::receive`] then waits for is on its way.
+    pub(crate) fn fill(&mut self) -> bool {
+        self.reader.fill_buf().is_ok_and(|bytes| !bytes.is_empty())
+    }
+
     /// Is there something to be received already?
     pub(crate) fn has_more(&self) -> bool {
         !self.reader.buffer().is_empty()

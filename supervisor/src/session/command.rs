@@ -65,40 +65,45 @@ fn start(name: &str) -> Result<u8, Error> {
         return Err(Error::usage(format!("there is a session `{name}` already"))
             .hint(format!("`hermes-sandbox session stop {name}` ends it")));
     }
-    let cannot = |e: std::io::Error| Error::setup(format!("cannot start a session in {}: {e}", output::path(&place.dir)));
     place.remove();
-    private_directory(&place.dir, true).map_err(cannot)?;
-    let log = File::create(place.log()).map_err(cannot)?;
     let mut options: Vec<OsString> = std::env::args_os().skip_while(|arg| arg != "start").skip(1).collect();
     if !options.iter().any(|option| option == name) {
         options.insert(0, name.into());
     }
-    let program = std::env::current_exe().map_err(cannot)?;
-    let mut child = Command::new(program)
-        .args(["serve", "--detached"])
-        .args(options)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(log)
-        .spawn()
-        .map_err(cannot)?;
+    let status = launch(&place, &options, |_| {})?;
+    print_log(&place);
+    match status {
+        None => output::print(&format!("{name}\n")).map(|()| 0),
+        Some(status) => {
+            place.remove();
+            Ok(status)
+        }
+    }
+}
+
+/// Starts `serve OPTIONS` as a process of its own and waits until it serves. What it says is in its log. The status when it does
+/// not come to that.
+pub(crate) fn launch(place: &Place, options: &[OsString], set: impl Fn(&mut Command)) -> Result<Option<u8>, Error> {
+    let cannot = |e: std::io::Error| Error::setup(format!("cannot start a session in {}: {e}", output::path(&place.dir)));
+    private_directory(&place.dir, true).map_err(cannot)?;
+    let log = File::create(place.log()).map_err(cannot)?;
+    let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
+    command.args(["serve", "--detached"]).args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    set(&mut command);
+    let mut child = command.spawn().map_err(cannot)?;
     loop {
         if place.is_ready() {
-            print_log(&place);
-            output::print(&format!("{name}\n"))?;
-            return Ok(0);
+            return Ok(None);
         }
         if let Some(status) = child.try_wait().map_err(cannot)? {
-            print_log(&place);
-            place.remove();
-            return Ok(status.code().map_or(125, |code| code as u8));
+            return Ok(Some(status.code().map_or(125, |code| code as u8)));
         }
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
 /// What a session has said, as our own words.
-fn print_log(place: &Place) {
+pub(crate) fn print_log(place: &Place) {
     let _ = std::io::stderr().write_all(place::text(&place.log()).as_bytes());
 }
 
@@ -208,7 +213,7 @@ fn exec(args: ExecArgs) -> Result<u8, Error> {
         output::print(&format!("{job}\n"))?;
         return Ok(0);
     }
-    relay(&mut client, job, pty.is_some(), reads)
+    relay(&mut client, job, pty.is_some(), reads).map(|end| end.status)
 }
 
 fn attach(name: &str, job: u32) -> Result<u8, Error> {
@@ -217,11 +222,11 @@ fn attach(name: &str, job: u32) -> Result<u8, Error> {
     let pty = listed.jobs.iter().find(|known| known.job == job).is_some_and(|known| known.pty);
     let kept: Kept = client.ask("attach", &Of { job })?;
     write_out(Stream::Stdout, kept.bytes)?;
-    relay(&mut client, job, pty, true)
+    relay(&mut client, job, pty, true).map(|end| end.status)
 }
 
 /// Copies streams and signals until the job has ended.
-fn relay(client: &mut Client, job: u32, pty: bool, reads: bool) -> Result<u8, Error> {
+pub(crate) fn relay(client: &mut Client, job: u32, pty: bool, reads: bool) -> Result<End, Error> {
     let cannot = |errno: Errno| Error::setup(format!("cannot follow the job: {}", errno.desc()));
     let mut wanted = SigSet::empty();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGWINCH] {
@@ -240,10 +245,10 @@ fn relay(client: &mut Client, job: u32, pty: bool, reads: bool) -> Result<u8, Er
                 Some(Said::Answer(id, outcome)) if id == end => {
                     drop(raw.take());
                     let end: End = understood(outcome)?;
-                    if let Some(note) = end.note {
+                    if let Some(note) = &end.note {
                         output::complain(note.trim_matches(['[', ']']));
                     }
-                    return Ok(end.status);
+                    return Ok(end);
                 }
                 Some(Said::Answer(id, outcome)) => {
                     if writing == Some(id) {

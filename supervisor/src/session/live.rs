@@ -26,6 +26,7 @@ use super::job::{self, Job, Progress, Sink, Source};
 use super::protocol::{Code, Failure, Input, Notification, Reason, Size, Start, State, Stream};
 use super::shell::{self, Shell};
 use crate::clock;
+use crate::engine;
 use crate::guard::Guards;
 use crate::output;
 use crate::prepare::Prepared;
@@ -271,8 +272,9 @@ impl Live {
         let prepared = self.prepared.borrow();
         let plan = &prepared.plan;
         let shell = self.shell.borrow();
-        let mut environment = match (&start.shell, &shell.environment) {
-            (Some(_), Some(environment)) => environment.clone(),
+        let mut environment = match (&start.shell, &shell.environment, &start.caller) {
+            (Some(_), Some(environment), _) => environment.clone(),
+            (_, _, Some(caller)) => engine::environment_for(&prepared, caller),
             _ => self.environment.clone(),
         };
         for (name, value) in &start.env {
@@ -489,6 +491,11 @@ fn start_failure(error: &StepError, argv0: &[u8]) -> Failure {
         }
         (Step::Exec, errno) => {
             Failure::new(Code::Start, format!("{program}: cannot be executed: {} ({errno:?})", errno.desc())).status(126)
+        }
+        (Step::WorkingDirectory, errno) => {
+            let directory = error.subject.as_deref().map(output::path).unwrap_or_default();
+            Failure::new(Code::Start, format!("{directory}: cannot be entered in the sandbox: {} ({errno:?})", errno.desc()))
+                .status(126)
         }
         _ => Failure::new(Code::Start, error.to_string()).status(125),
     }

@@ -3,12 +3,12 @@
 //! A session is a process of its own that serves the [protocol] on a Unix socket; `session exec` and the others are clients.
 //! There is no daemon, and nothing is shared between users.
 
-mod client;
-mod command;
-mod job;
+pub(crate) mod client;
+pub(crate) mod command;
+pub(crate) mod job;
 mod keep;
 mod live;
-mod place;
+pub(crate) mod place;
 pub(crate) mod protocol;
 mod server;
 mod shell;
@@ -32,6 +32,7 @@ use crate::error::Error;
 use crate::events::Log;
 use crate::output;
 use crate::run::{self, Ready};
+use crate::shims::ClientProcess;
 use live::Live;
 use protocol::Reason;
 
@@ -55,7 +56,8 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
     };
     let mut log = Log::open(args.json_events.as_deref())?;
     let name: Vec<OsString> = vec![args.name.clone().unwrap_or_else(|| "serve".to_owned()).into()];
-    let Ready { prepared, overlaid, mut guards, scratch } = run::get_ready(&args.policy, &name, &mut log)?;
+    let program: Vec<OsString> = args.program.iter().map(|program| program.clone().into_os_string()).collect();
+    let Ready { prepared, overlaid, mut guards, scratch } = run::get_ready(&args.policy, &program, &name, &mut log)?;
     let caller = prepared.caller.clone();
     let held: Vec<_> = overlaid.iter().map(crate::changes::Overlaid::lock).collect();
     // From the first thread, before the runtime: init dies with the thread that made it, prctl(2).
@@ -80,7 +82,11 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
         overlaid.finish(&caller);
     }
     drop(scratch);
-    drop(place);
+    match place {
+        // Nobody asks for it any more.
+        Some(place) if args.client.is_some() && place.is_of_shim() => place.forget(),
+        place => drop(place),
+    }
     match served? {
         Reason::Failed => Err(Error::setup("the sandbox has ended before its session")),
         _ => Ok(0),
@@ -105,6 +111,9 @@ async fn attend(live: Rc<Live>, listener: Option<std::os::unix::net::UnixListene
             tokio::time::sleep(ttl).await;
             live.stop(Reason::Ttl);
         });
+    }
+    if let Some(client) = args.client {
+        spawn_local(end_with(Rc::clone(&live), client));
     }
     if let Some(idle) = args.idle {
         spawn_local(end_when_idle(Rc::clone(&live), idle));
@@ -161,6 +170,16 @@ async fn accept(live: Rc<Live>, listener: UnixListener) -> io::Result<()> {
 /// The mode of the socket keeps others out already; where it does not (an old kernel, a copy of the descriptor) this does.
 fn is_same_user(stream: &UnixStream) -> bool {
     stream.peer_cred().is_ok_and(|peer| peer.uid() == geteuid().as_raw())
+}
+
+/// Ends the session when the process that it is for has ended.
+async fn end_with(live: Rc<Live>, client: ClientProcess) {
+    if let Some(process) = client.open()
+        && let Ok(process) = job::watched(process)
+    {
+        let _ = process.readable().await;
+    }
+    live.stop(Reason::Stopped);
 }
 
 async fn end_when_idle(live: Rc<Live>, idle: Duration) {

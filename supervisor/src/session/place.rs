@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::unistd::geteuid;
 
@@ -23,6 +24,18 @@ pub(crate) struct Place {
     pub(crate) dir: PathBuf,
     /// Held by its own process.
     lock: Option<File>,
+}
+
+/// How names of sessions begin that shims have named.
+pub(crate) const OF_SHIM: &str = "shim-";
+
+/// Keeps other shims from starting and removing sessions as long as the answer lives.
+pub(crate) fn starting() -> Result<File, Error> {
+    let path = sessions()?.join(".starting");
+    let cannot = |e: io::Error| Error::setup(format!("cannot lock {}: {e}", output::path(&path)));
+    let lock = File::options().create(true).truncate(false).write(true).open(&path).map_err(cannot)?;
+    lock.lock().map_err(cannot)?;
+    Ok(lock)
 }
 
 /// All sessions' directory.
@@ -72,7 +85,13 @@ impl Place {
         let cannot = |e: io::Error| Error::setup(format!("cannot keep the session in {}: {e}", output::path(&place.dir)));
         private_directory(&place.dir, true).map_err(cannot)?;
         let lock = File::options().create(true).truncate(false).write(true).open(place.dir.join("lock")).map_err(cannot)?;
-        if lock.try_lock().is_err() {
+        // Who looks whether it is taken has it for a moment, see `is_alive`.
+        let mut tries = 0..20;
+        while lock.try_lock().is_err() {
+            if tries.next().is_some() {
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            }
             return Err(Error::usage(format!("there is a session `{name}` already"))
                 .hint(format!("`hermes-sandbox session stop {name}` ends it")));
         }
@@ -123,6 +142,18 @@ impl Place {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(e) => Err(e),
         }
+    }
+
+    /// Is it one that a shim has named?
+    pub(crate) fn is_of_shim(&self) -> bool {
+        self.name.starts_with(OF_SHIM)
+    }
+
+    /// Takes away all of it, at its end.
+    pub(crate) fn forget(self) {
+        let starting = starting();
+        self.remove();
+        drop((self, starting));
     }
 
     /// Takes away what a session has left.

@@ -125,6 +125,9 @@ pub(crate) struct Start {
     /// Variables to set.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) env: BTreeMap<String, String>,
+    /// The caller's variables: those that the policy lets in are the job's, instead of the session's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) caller: Option<BTreeMap<String, String>>,
     /// Standard input.
     pub(crate) stdin: Input,
     /// A pseudo-terminal for all three streams.

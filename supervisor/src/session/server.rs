@@ -58,6 +58,11 @@ impl Client {
         }
     }
 
+    /// A job no longer dies with it.
+    fn release(&self, job: u32) {
+        self.tied.borrow_mut().retain(|tied| *tied != job);
+    }
+
     fn leave(&self, live: &Live) {
         self.gone.set(true);
         for job in self.tied.take() {
@@ -241,6 +246,11 @@ async fn obey(live: &Rc<Live>, method: &str, params: Value, client: &Client) -> 
             let Of { job } = parameters(params)?;
             live.job(job)?;
             live.kill(job).map(|()| json!({}))
+        }
+        "release" => {
+            let Of { job } = parameters(params)?;
+            client.release(job);
+            nothing
         }
         "attach" => {
             let Of { job } = parameters(params)?;

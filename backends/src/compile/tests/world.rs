@@ -170,5 +170,6 @@ pub(super) fn policy(rules: &str) -> Policy {
         preferred: [].into(),
         accepted: [].into(),
         guard: hermes_profiles::GuardRules::default(),
+        places: Vec::new(),
     }
 }
