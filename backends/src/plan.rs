@@ -186,6 +186,17 @@ pub enum MountStep {
         #[serde(with = "ospath")]
         to: PathBuf,
     },
+    /// Another name of a mount with all that is mounted on it, then and later.
+    Alias {
+        /// Where.
+        #[serde(with = "ospath")]
+        target: PathBuf,
+        /// The mount's target.
+        #[serde(with = "ospath")]
+        of: PathBuf,
+        /// Directory or file?
+        directory: bool,
+    },
     /// The sandbox's own /proc with its dangerous parts read-only or masked.
     Proc,
     /// The sandbox's own /dev: null, zero, full, random, urandom, tty, pts, shm.
@@ -205,7 +216,8 @@ impl MountStep {
             | Self::Overlay { target, .. }
             | Self::Mask { target, .. }
             | Self::Directory { target, .. }
-            | Self::Symlink { target, .. } => target,
+            | Self::Symlink { target, .. }
+            | Self::Alias { target, .. } => target,
             Self::Proc => std::path::Path::new("/proc"),
             Self::Dev { .. } => std::path::Path::new("/dev"),
         }

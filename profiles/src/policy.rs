@@ -47,19 +47,19 @@ pub struct Policy {
     pub places: Vec<Place>,
 }
 
-/// Something made inside at a path that is the host's business no more. It grants nothing: what a link leads to is there under its
-/// own name, by its own rule, or it is not there.
+/// Something that stands inside at a path of its own choice. It grants nothing: what an alias shows is granted at its own path, and is
+/// the same at both, hidden parts and guarded files included.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Place {
-    /// A symlink.
-    Link {
+    /// Another name of something that is granted.
+    Alias {
         /// Where: absolute, normalised.
         #[serde(with = "crate::ospath")]
         at: PathBuf,
-        /// What it holds: absolute, normalised.
+        /// What: absolute, normalised.
         #[serde(with = "crate::ospath")]
-        to: PathBuf,
+        of: PathBuf,
     },
     /// A writable directory that ends with the sandbox.
     Scratch {
@@ -73,7 +73,7 @@ impl Place {
     /// Where it is made.
     pub fn at(&self) -> &Path {
         match self {
-            Self::Link { at, .. } | Self::Scratch { at } => at,
+            Self::Alias { at, .. } | Self::Scratch { at } => at,
         }
     }
 }

@@ -56,8 +56,8 @@ pub struct Overrides {
     pub accept_loss: Vec<String>,
     /// `--allow-broad`
     pub allow_broad: bool,
-    /// `--link INSIDE=PATH`
-    pub links: Vec<String>,
+    /// `--alias INSIDE=PATH`
+    pub aliases: Vec<String>,
     /// `--scratch-at INSIDE`
     pub scratch_at: Vec<PathBuf>,
 }

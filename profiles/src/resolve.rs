@@ -203,7 +203,7 @@ fn apply_flags(
     Ok(explicit)
 }
 
-/// What `--link` and `--scratch-at` ask for.
+/// What `--alias` and `--scratch-at` ask for.
 fn places(request: &Request) -> Result<Vec<Place>, PolicyError> {
     let check = |path: &Path, flag: &'static str| -> Result<PathBuf, PolicyError> {
         free_of_nul(path, flag)?;
@@ -214,11 +214,11 @@ fn places(request: &Request) -> Result<Vec<Place>, PolicyError> {
         }
     };
     let mut places: Vec<Place> = Vec::new();
-    for text in &request.overrides.links {
-        let Some((at, to)) = text.split_once('=') else {
-            return Err(PolicyError::at(Origin::Flag("--link".into()), "expected INSIDE=PATH"));
+    for text in &request.overrides.aliases {
+        let Some((at, of)) = text.split_once('=') else {
+            return Err(PolicyError::at(Origin::Flag("--alias".into()), "expected INSIDE=PATH"));
         };
-        places.push(Place::Link { at: check(Path::new(at), "--link")?, to: check(Path::new(to), "--link")? });
+        places.push(Place::Alias { at: check(Path::new(at), "--alias")?, of: check(Path::new(of), "--alias")? });
     }
     for at in &request.overrides.scratch_at {
         places.push(Place::Scratch { at: check(at, "--scratch-at")? });

@@ -196,6 +196,7 @@ fn mount_words(step: &MountStep) -> Option<(&'static str, String)> {
             ("copy", format!("{whereto}{hidden}"))
         }
         MountStep::Mask { .. } => ("hidden", String::new()),
+        MountStep::Alias { of, .. } => ("also", path(of)),
         MountStep::Symlink { to, .. } => ("link", format!("to {}", path(to))),
         MountStep::Proc => ("private", "its own processes only".into()),
         MountStep::Dev { .. } => ("private", "null, zero, full, random, urandom, tty, pts, shm".into()),

@@ -31,7 +31,7 @@ pub(crate) fn request(args: &PolicyArgs, caller: Caller) -> Request {
             limits: args.limit.clone(),
             accept_loss: args.accept_loss.clone(),
             allow_broad: args.allow_broad,
-            links: args.link.clone(),
+            aliases: args.alias.clone(),
             scratch_at: args.scratch_at.clone(),
         },
         caller,

@@ -52,6 +52,17 @@ pub struct Unkept {
     pub errno: i32,
 }
 
+/// Another name of a grant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Alias {
+    /// Where.
+    pub at: PathBuf,
+    /// The grant's path.
+    pub of: PathBuf,
+    /// Directory or something else?
+    pub directory: bool,
+}
+
 /// What a policy's path rules come to on this machine.
 #[derive(Debug, Clone, Default)]
 pub struct View {
@@ -65,6 +76,8 @@ pub struct View {
     pub own: Vec<(PathBuf, u32, bool)>,
     /// Symlinks to be made where no grant holds them.
     pub links: BTreeMap<PathBuf, PathBuf>,
+    /// Other names of grants.
+    pub aliases: Vec<Alias>,
     /// Host sockets that may be connected to.
     pub sockets: Vec<PathBuf>,
     /// Where the command starts.
@@ -200,7 +213,7 @@ pub fn grants(policy: &Policy, survey: &Survey, choices: Choices<'_>, tier: Tier
             view.links.insert(link.at.clone(), link.to.clone());
         }
     }
-    place(policy, tier, &mut view)?;
+    place(policy, survey, tier, &mut view)?;
     let absent = sockets.iter().map(|rule| &rule.path).filter(|path| *survey.get(path) == Found::Absent);
     view.sockets = wanted_sockets.iter().map(|socket| &socket.grant.source.path).chain(absent).cloned().collect();
 
@@ -227,7 +240,7 @@ pub fn grants(policy: &Policy, survey: &Survey, choices: Choices<'_>, tier: Tier
 }
 
 /// Makes room for what the policy places at paths of its own. Nothing that is granted is shadowed, and nothing is made in a host tree.
-fn place(policy: &Policy, tier: Tier, view: &mut View) -> Result<(), CompileError> {
+fn place(policy: &Policy, survey: &Survey, tier: Tier, view: &mut View) -> Result<(), CompileError> {
     for place in &policy.places {
         let at = place.at();
         let refuse = |why: String| Err(CompileError::Unplaced { path: at.to_owned(), why });
@@ -241,13 +254,17 @@ fn place(policy: &Policy, tier: Tier, view: &mut View) -> Result<(), CompileErro
             return refuse(format!("{} is granted", ospath::escaped(around)));
         }
         match place {
-            Place::Link { to, .. } => {
+            Place::Alias { of, .. } => {
                 let below = view.grants.keys().chain(view.links.keys()).find(|path| covers(at, path));
                 if let Some(below) = below {
                     return refuse(format!("{} is there", ospath::escaped(below)));
                 }
+                let real = survey.real(of);
+                let Some(grant) = view.grants.get(real) else {
+                    return refuse(format!("{} is not granted, or hidden", ospath::escaped(of)));
+                };
+                view.aliases.push(Alias { at: at.to_owned(), of: real.to_owned(), directory: grant.kind == Kind::Directory });
                 view.own.retain(|(own, ..)| !covers(at, own));
-                view.links.insert(at.to_owned(), to.clone());
             }
             Place::Scratch { .. } if view.own.iter().any(|(own, ..)| own == at) => {}
             Place::Scratch { .. } => view.own.push((at.to_owned(), 0o755, true)),
@@ -328,7 +345,15 @@ fn settle(
                 return Err(CompileError::CrossesWritable(Box::new(crossing)));
             }
         }
-        drop_covered(&mut view, choices);
+        let aliased: Vec<&Path> = policy
+            .places
+            .iter()
+            .filter_map(|place| match place {
+                Place::Alias { of, .. } => Some(survey.real(of)),
+                Place::Scratch { .. } => None,
+            })
+            .collect();
+        drop_covered(&mut view, choices, &aliased);
         return Ok(view);
     }
 }
@@ -356,14 +381,15 @@ fn own(policy: &Policy, survey: &Survey, view: &View) -> Vec<(PathBuf, u32, bool
     own
 }
 
-/// A grant inside another one of the same kind says nothing new; a device in a tree would be without its function.
-fn drop_covered(view: &mut View, choices: Choices<'_>) {
+/// A grant inside another one of the same kind says nothing new; a device in a tree would be without its function. What has another
+/// name stays a mount, which alone can be shown twice.
+fn drop_covered(view: &mut View, choices: Choices<'_>, aliased: &[&Path]) {
     // What is kept and what ends with the sandbox need a layer each.
     let kept = |path: &Path, access| access == Access::Overlay && choices.layer(path).is_some();
     let redundant: Vec<PathBuf> = view
         .grants
         .iter()
-        .filter(|(_, grant)| grant.kind != Kind::Device)
+        .filter(|(path, grant)| grant.kind != Kind::Device && !aliased.contains(&path.as_path()))
         .filter(|(path, grant)| {
             let same = |(at, around): (&PathBuf, &Grant)| {
                 around.access == grant.access && !kept(path, grant.access) && !kept(at, around.access)

@@ -102,6 +102,14 @@ pub fn mounts(policy: &Policy, view: &View, upper: Upper<'_>) -> Vec<MountStep> 
     steps.push(MountStep::Proc);
     steps.push(MountStep::Dev { shm: policy.limits.shm });
     steps.sort_by_key(|step| step.target().components().count());
+    // When all is there that they show again.
+    let mut aliases: Vec<MountStep> = view
+        .aliases
+        .iter()
+        .map(|alias| MountStep::Alias { target: alias.at.clone(), of: alias.of.clone(), directory: alias.directory })
+        .collect();
+    aliases.sort_by_key(|step| step.target().components().count());
+    steps.append(&mut aliases);
     steps
 }
 

@@ -15,7 +15,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{Mode, fstat, mkdirat, mode_t};
 use nix::unistd::{UnlinkatFlags, fchdir, pivot_root, symlinkat, unlinkat};
 
-use super::sys::mount::{Attributes, attach, clone_tree, set_attributes};
+use super::sys::mount::{Attributes, attach, clone_tree, set_attributes, share};
 use crate::plan::{Layer, MountStep, Source};
 use crate::step::{At, Step, StepError};
 
@@ -258,6 +258,7 @@ impl Builder {
                     other => other.at_path(Step::Create, target),
                 }
             }
+            MountStep::Alias { target, of, directory } => self.alias(target, of, *directory),
             MountStep::Proc => self.proc(),
             MountStep::Dev { shm } => self.dev(*shm),
         }
@@ -323,6 +324,17 @@ impl Builder {
         self.check_own(parent, path)?;
         let make = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         openat(parent.as_fd(), name(path)?, make, Mode::from_bits_truncate(0o444)).map(drop).at_path(Step::Create, path)
+    }
+
+    /// Both are of one peer group (mount_namespaces(7)): what is mounted on one later, to guard or to hide, is on the other, too.
+    fn alias(&mut self, target: &Path, of: &Path, directory: bool) -> Result<(), StepError> {
+        let around = self.parent(of)?;
+        let probe = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let source = openat(around.as_fd(), name(of)?, probe, Mode::empty()).at_path(Step::Open, of)?;
+        share(source.as_fd()).at_path(Step::Propagation, of)?;
+        let tree = clone_tree(source.as_fd(), true).at_path(Step::Bind, of)?;
+        let parent = self.parent(target)?;
+        self.attach_tree(tree, &parent, target, directory)
     }
 
     fn private(&mut self, target: &Path, mode: u32, writable: bool) -> Result<(), StepError> {

@@ -44,6 +44,7 @@ fn mounts() -> impl Strategy<Value = MountStep> {
         (paths(), any::<bool>()).prop_map(|(target, directory)| MountStep::Mask { target, directory }),
         (paths(), any::<u32>()).prop_map(|(target, mode)| MountStep::Directory { target, mode }),
         (paths(), paths()).prop_map(|(target, to)| MountStep::Symlink { target, to }),
+        (paths(), paths(), any::<bool>()).prop_map(|(target, of, directory)| MountStep::Alias { target, of, directory }),
         Just(MountStep::Proc),
         any::<Option<u64>>().prop_map(|shm| MountStep::Dev { shm }),
     ]

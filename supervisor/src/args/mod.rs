@@ -2,6 +2,7 @@
 
 mod changes;
 mod check;
+pub(crate) mod docker;
 mod policy;
 mod quarantine;
 mod session;

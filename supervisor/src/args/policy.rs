@@ -52,7 +52,7 @@ pub(crate) enum Advise {
 }
 
 /// Options that make a policy.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Default, Clone, Args)]
 pub(crate) struct PolicyArgs {
     /// Profile to start from: a name (see `profiles list`) or a file
     #[arg(long, value_name = "NAME|FILE")]
@@ -109,9 +109,9 @@ pub(crate) struct PolicyArgs {
     #[arg(short, long)]
     pub(crate) verbose: bool,
 
-    /// Make a symlink inside, where nothing else is
+    /// Show what is granted at PATH at another place inside, too
     #[arg(long, value_name = "INSIDE=PATH", hide = true)]
-    pub(crate) link: Vec<String>,
+    pub(crate) alias: Vec<String>,
     /// Make a directory inside that ends with the sandbox
     #[arg(long, value_name = "INSIDE", hide = true)]
     pub(crate) scratch_at: Vec<PathBuf>,

@@ -29,4 +29,5 @@ mod tests;
 
 pub(crate) use command::changes;
 pub(crate) use layer::probe;
+pub(crate) use report::{moment, word};
 pub(crate) use run::{Overlaid, checkpoint, needs_checkpoint, obstacle, overlay, settle};

@@ -11,6 +11,7 @@ use nix::unistd::{AccessFlags, access};
 use super::header::{self, Header};
 use super::{options, shim};
 use crate::args::{InstallArgs, ShimName};
+use crate::changes::word;
 use crate::error::Error;
 use crate::output;
 use crate::request::{self, Disk};
@@ -58,20 +59,13 @@ fn places(name: ShimName, dir: &Path) -> Vec<PathBuf> {
 
 /// How to use them, for a shell.
 fn usage(dir: &Path, written: &[ShimName]) -> String {
-    let dir = quoted(dir);
+    let dir = word(dir);
     let line = |name: &ShimName| match name {
         ShimName::Bash => format!("export PATH={dir}:\"$PATH\" SHELL={dir}/bash\n"),
         ShimName::Python => format!("export VIRTUAL_ENV={dir}/venv\n"),
         ShimName::Docker => format!("export HERMES_DOCKER_BINARY={dir}/docker\n"),
     };
     written.iter().map(line).collect()
-}
-
-/// As one word for a shell.
-fn quoted(path: &Path) -> String {
-    let text = path.to_string_lossy();
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | '+');
-    if text.chars().all(plain) { text.into_owned() } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 fn make(dir: &Path) -> Result<PathBuf, Error> {

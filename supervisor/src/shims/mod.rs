@@ -8,6 +8,7 @@
 mod call;
 mod client;
 mod code;
+mod docker;
 mod header;
 mod install;
 mod options;
@@ -42,6 +43,6 @@ pub(crate) fn call(argv: &[OsString]) -> Result<u8, Error> {
     let shim = shim::Shim::load(Path::new(file))?;
     match shim.header.shim {
         ShimName::Bash | ShimName::Python => call::call(&shim, args),
-        ShimName::Docker => Err(Error::usage("the docker shim is not there yet")),
+        ShimName::Docker => docker::docker(&shim, args),
     }
 }

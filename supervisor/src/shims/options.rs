@@ -32,7 +32,7 @@ pub(super) fn record(args: &PolicyArgs, cwd: &Path) -> Result<Vec<String>, Error
         checkpoint,
         allow_broad,
         verbose,
-        link,
+        alias,
         scratch_at,
         backend: _,
         image: _,
@@ -59,7 +59,7 @@ pub(super) fn record(args: &PolicyArgs, cwd: &Path) -> Result<Vec<String>, Error
         }
     }
     for (name, values) in [
-        ("--link", link),
+        ("--alias", alias),
         ("--env", env),
         ("--set-env", set_env),
         ("--allow-host", allow_host),

@@ -23,7 +23,7 @@ pub(super) enum Shown {
 pub(super) fn shown(plan: &Plan, path: &Path) -> Shown {
     let innermost = plan.mounts.iter().rfind(|step| match step {
         MountStep::Bind { directory: false, target, .. } => path == target,
-        MountStep::Symlink { .. } | MountStep::Directory { .. } | MountStep::Pin { .. } => false,
+        MountStep::Symlink { .. } | MountStep::Directory { .. } | MountStep::Pin { .. } | MountStep::Alias { .. } => false,
         _ => path.starts_with(step.target()),
     });
     match innermost {

@@ -34,6 +34,16 @@ pub fn set_attributes(tree: BorrowedFd<'_>, path: &CStr, attributes: Attributes<
         attr.attr_set |= libc::MOUNT_ATTR_IDMAP;
         attr.userns_fd = userns.as_raw_fd() as u64;
     }
+    set(tree, path, attr, recursive)
+}
+
+/// Makes the mount at `tree`, and all that is mounted on it, shared: its clones are peers of it from now on.
+pub fn share(tree: BorrowedFd<'_>) -> Result<(), Errno> {
+    let attr = libc::mount_attr { attr_set: 0, attr_clr: 0, propagation: libc::MS_SHARED, userns_fd: 0 };
+    set(tree, c"", attr, true)
+}
+
+fn set(tree: BorrowedFd<'_>, path: &CStr, mut attr: libc::mount_attr, recursive: bool) -> Result<(), Errno> {
     let mut flags = libc::AT_EMPTY_PATH;
     if recursive {
         flags |= libc::AT_RECURSIVE;
