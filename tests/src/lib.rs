@@ -6,18 +6,22 @@
 
 mod agent;
 mod changes;
+mod hermes;
 mod host;
 mod outcome;
 mod pty;
 mod quarantine;
 mod sandbox;
+mod shims;
 mod skip;
 
 pub use agent::agent_packages;
 pub use changes::let_files_age;
+pub use hermes::{Hermes, thieving_turns};
 pub use host::{Listener, TreeSnapshot, assert_gone, processes_with, wait_until};
 pub use outcome::{Live, Outcome, run_to_end, run_to_end_with_input, run_to_end_within, shell_line};
 pub use pty::{Pty, Step};
 pub use quarantine::{Aside, Seen};
 pub use sandbox::{GITCONFIG, PYTHON, Sandbox, binary, fixture};
+pub use shims::Shims;
 pub use skip::{is_root, program, record_skip};

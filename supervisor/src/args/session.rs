@@ -7,7 +7,6 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use super::PolicyArgs;
-use crate::shims::ClientProcess;
 
 /// Options of `serve` and `session start`.
 #[derive(Debug, Args)]
@@ -37,7 +36,7 @@ pub(crate) struct ServeArgs {
     pub(crate) detached: bool,
     /// End with this process: PID:TIME, when it started as proc(5) counts
     #[arg(long, hide = true, value_name = "PID:TIME")]
-    pub(crate) client: Option<ClientProcess>,
+    pub(crate) client: Option<String>,
     /// Grant what this program needs
     #[arg(long, hide = true, value_name = "PATH")]
     pub(crate) program: Option<PathBuf>,

@@ -44,6 +44,8 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
         return output::print_json(&schemars::schema_for!(protocol::Messages)).map(|()| 0);
     }
     args.policy.refuse_unsupported()?;
+    let client = args.client.as_deref().map(str::parse).transpose();
+    let client = client.map_err(|why| Error::usage(format!("bad value for `--client`: {why}")))?;
     if args.detached {
         let _ = nix::unistd::setsid();
     }
@@ -71,7 +73,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
     let cannot = |e: io::Error| Error::setup(format!("cannot serve the sandbox: {e}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
     let local = LocalSet::new();
-    let served = local.block_on(&runtime, attend(Rc::clone(&live), listener, args)).map_err(cannot);
+    let served = local.block_on(&runtime, attend(Rc::clone(&live), listener, args, client)).map_err(cannot);
     // Tasks hold the sandbox, too.
     drop(local);
     runtime.shutdown_background();
@@ -94,7 +96,12 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
 }
 
 /// Runs everything that a session does, and returns why it ends.
-async fn attend(live: Rc<Live>, listener: Option<std::os::unix::net::UnixListener>, args: &ServeArgs) -> io::Result<Reason> {
+async fn attend(
+    live: Rc<Live>,
+    listener: Option<std::os::unix::net::UnixListener>,
+    args: &ServeArgs,
+    client: Option<ClientProcess>,
+) -> io::Result<Reason> {
     report(&live, "init", Rc::clone(&live).listen());
     report(&live, "guarded files", Rc::clone(&live).guard());
     let signals = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
@@ -112,7 +119,7 @@ async fn attend(live: Rc<Live>, listener: Option<std::os::unix::net::UnixListene
             live.stop(Reason::Ttl);
         });
     }
-    if let Some(client) = args.client {
+    if let Some(client) = client {
         spawn_local(end_with(Rc::clone(&live), client));
     }
     if let Some(idle) = args.idle {

@@ -281,6 +281,8 @@ fn check_error(case: &Case, oracle: &Oracle, error: &CompileError) -> Result<(),
             let home = case.policy.home.dir.as_deref().map(|dir| case.world.real(dir).unwrap_or_else(|| dir.to_owned()));
             hermes_profiles::is_broad(real, home.as_deref())
         }
+        // No case places anything.
+        CompileError::Unplaced { .. } => false,
         CompileError::WorkspaceHidden { .. } => {
             let workspace = &case.policy.workspace;
             let on_the_way = case.links(workspace).into_iter().chain(case.world.real(workspace));
