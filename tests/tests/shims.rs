@@ -190,7 +190,6 @@ fn signals_go_to_the_command() {
             "\"$bash\" -c 'trap \"echo CAUGHT; exit 9\" {signal}; echo READY >ready; while :; do sleep 0.05; done' & shim=$!\n\
              while ! test -s ready; do sleep 0.02; done; kill -{signal} $shim; wait $shim; echo status $?; rm ready"
         );
-        // A background job of a shell ignores SIGINT until a trap says otherwise, POSIX: here that of the shim's own signalfd.
         shims.client(&script).says("CAUGHT").says(&format!("status {status}"));
     }
     // One that does not listen is killed with the shim, and all that it has started.
@@ -210,9 +209,11 @@ fn signals_go_to_the_command() {
 #[test]
 fn a_client_that_is_killed_takes_everything_with_it() {
     let shims = Shims::new(&[]);
-    let mut client = Live::start(shims.client_command("\"$bash\" -c 'sleep 96.5; :' & wait").stdout(Stdio::null()));
-    assert!(wait_until(20, || !processes_with("sleep 96.5").is_empty()));
-    assert!(!shims.sessions().is_empty(), "positive control");
+    let mut client = Live::start(shims.client_command("\"$bash\" -c 'echo >ready; sleep 96.5; :' & wait").stdout(Stdio::null()));
+    assert!(
+        wait_until(20, || shims.sandbox.workspace.join("ready").exists() && !shims.sessions().is_empty()),
+        "positive control"
+    );
     client.kill().unwrap();
     client.end();
     shims.nothing_is_left();

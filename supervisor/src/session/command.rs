@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{IsTerminal, Read, Write};
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -26,6 +26,8 @@ use crate::state::private_directory;
 use crate::table;
 use crate::terminal::{RawMode, outer_size};
 
+/// How long a start may take.
+const START: Duration = Duration::from_secs(60);
 /// Bytes of input that travel at a time.
 const PIECE: usize = 32 * 1024;
 
@@ -91,12 +93,18 @@ pub(crate) fn launch(place: &Place, options: &[OsString], set: impl Fn(&mut Comm
     command.args(["serve", "--detached"]).args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     set(&mut command);
     let mut child = command.spawn().map_err(cannot)?;
+    let until = Instant::now() + START;
     loop {
         if place.is_ready() {
             return Ok(None);
         }
         if let Some(status) = child.try_wait().map_err(cannot)? {
             return Ok(Some(status.code().map_or(125, |code| code as u8)));
+        }
+        if Instant::now() > until {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(cannot(std::io::ErrorKind::TimedOut.into()));
         }
         std::thread::sleep(Duration::from_millis(2));
     }

@@ -20,6 +20,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use hermes_backends::local::sys::process::reset_ignored_signals;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::geteuid;
 use tokio::net::{UnixListener, UnixStream};
@@ -48,6 +49,8 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
     let client = client.map_err(|why| Error::usage(format!("bad value for `--client`: {why}")))?;
     if args.detached {
         let _ = nix::unistd::setsid();
+        // What whoever started it ignores, as a shell does for its background, is not what jobs of others are to ignore.
+        reset_ignored_signals();
     }
     // Bound before anything is started: who cannot be reached need not start.
     let place = args.name.as_deref().map(place::Place::claim).transpose()?;

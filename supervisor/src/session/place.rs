@@ -3,9 +3,11 @@
 //! `$XDG_RUNTIME_DIR/hermes-sandbox/<name>/`, or `/tmp/hermes-sandbox-<uid>/<name>/` without one: `lock` is held as long as the
 //! session lives, `socket` is where it listens, `log` is what it says, `ready` is there when it serves.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use nix::unistd::geteuid;
@@ -38,9 +40,21 @@ pub(crate) fn starting() -> Result<File, Error> {
     Ok(lock)
 }
 
+/// `XDG_RUNTIME_DIR`, which must be the same for all who look for a session.
+static RUNTIME: OnceLock<Option<OsString>> = OnceLock::new();
+
+/// From now on looks for sessions where a process with this `XDG_RUNTIME_DIR` does.
+pub(crate) fn look_in(runtime: Option<OsString>) {
+    let _ = RUNTIME.set(runtime);
+}
+
 /// All sessions' directory.
 fn sessions() -> Result<PathBuf, Error> {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute() && dir.is_dir());
+    let runtime = RUNTIME
+        .get_or_init(|| std::env::var_os("XDG_RUNTIME_DIR"))
+        .clone()
+        .map(PathBuf::from)
+        .filter(|dir| dir.is_absolute() && dir.is_dir());
     let dir = match runtime {
         Some(dir) => dir.join("hermes-sandbox"),
         None => PathBuf::from(format!("/tmp/hermes-sandbox-{}", geteuid())),

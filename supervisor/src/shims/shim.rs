@@ -12,6 +12,7 @@ use crate::args::PolicyArgs;
 use crate::error::{Error, Kind};
 use crate::output;
 use crate::request::{self, Disk};
+use crate::session::place;
 
 /// A shim that was called.
 #[derive(Debug)]
@@ -41,6 +42,8 @@ impl Shim {
             .map_err(|e| Error::setup(format!("cannot tell the current directory: {e}")).hint("change to one that exists"))?;
         let all = client.variables().unwrap_or_else(|| std::env::vars_os().collect());
         let caller = request::caller_of(cwd, variables::without_shims(all, &|path| is_below(path, &root)));
+        // The session is started with the client's environment, a call may have another one.
+        place::look_in(caller.variable("XDG_RUNTIME_DIR").map(ToOwned::to_owned));
         Ok(Self { header, args, root, client, caller })
     }
 

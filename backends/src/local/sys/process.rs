@@ -338,6 +338,21 @@ pub fn spawn_job(spec: &JobSpec<'_>) -> Result<Pid, (Step, Errno)> {
     }
 }
 
+/// Signals that this process was started to ignore have their default effect again, but for SIGPIPE, which Rust ignores.
+pub fn reset_ignored_signals() {
+    for signal in (1..libc::SIGRTMIN()).filter(|signal| *signal != libc::SIGPIPE) {
+        // SAFETY: zero is a valid `sigaction` (default action); both structures outlive the calls. What cannot be changed is an error
+        // that says so.
+        unsafe {
+            let mut now: libc::sigaction = std::mem::zeroed();
+            if libc::sigaction(signal, std::ptr::null(), &raw mut now) == 0 && now.sa_sigaction == libc::SIG_IGN {
+                now.sa_sigaction = libc::SIG_DFL;
+                libc::sigaction(signal, &raw const now, std::ptr::null_mut());
+            }
+        }
+    }
+}
+
 fn job_steps(child: &mut JobChild<'_>) -> Failure {
     let spec = child.spec;
     let fail = |step: Step, errno: Errno| Failure { step, errno: errno as i32 };

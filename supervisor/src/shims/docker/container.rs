@@ -3,7 +3,7 @@
 //! Each is the directory of a session with `container.json` beside the socket. It ends with the process that started it, and is
 //! remembered until `rm`. One belongs to the shims, and the policy, that made it: for all others it does not exist.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use crate::clock;
 use crate::error::Error;
 use crate::output;
 use crate::session::client::Client;
-use crate::session::place::Place;
+use crate::session::place::{Place, text};
 use crate::state::store;
 
 /// What is remembered.
@@ -69,12 +69,14 @@ impl Container {
 
     /// Ends it; it is remembered.
     pub(super) fn stop(&mut self) -> Result<(), Error> {
-        if let Some(mut client) = self.reach() {
-            let said = crate::session::place::text(&self.place.log()).len();
-            let _: serde_json::Value = client.ask("stop", &serde_json::json!({}))?;
-            self.place.wait().map_err(|e| Error::setup(format!("cannot wait for {}: {e}", self.place.name)))?;
-            let log = crate::session::place::text(&self.place.log());
-            let _ = io::Write::write_all(&mut io::stderr(), log.get(said..).unwrap_or_default().as_bytes());
+        let said = text(&self.place.log()).len();
+        let running = self.reach().map(|mut client| {
+            // One that ends just now answers no more.
+            let _ = client.ask::<serde_json::Value>("stop", &serde_json::json!({}));
+        });
+        self.place.wait().map_err(|e| Error::setup(format!("cannot wait for {}: {e}", self.place.name)))?;
+        if running.is_some() {
+            let _ = io::stderr().write_all(text(&self.place.log()).get(said..).unwrap_or_default().as_bytes());
             self.record.finished = Some(clock::milliseconds());
             self.save()?;
         }
