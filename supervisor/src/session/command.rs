@@ -233,14 +233,17 @@ fn attach(name: &str, job: u32) -> Result<u8, Error> {
     relay(&mut client, job, pty, true).map(|end| end.status)
 }
 
+/// Signals wait from now on until [`relay`] forwards them: one that comes while the job starts is for the job.
+pub(crate) fn hold_signals() -> Result<SigSet, Error> {
+    let held: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGWINCH].into_iter().collect();
+    held.thread_block().map_err(|errno| Error::setup(format!("cannot hold signals: {}", errno.desc())))?;
+    Ok(held)
+}
+
 /// Copies streams and signals until the job has ended.
 pub(crate) fn relay(client: &mut Client, job: u32, pty: bool, reads: bool) -> Result<End, Error> {
     let cannot = |errno: Errno| Error::setup(format!("cannot follow the job: {}", errno.desc()));
-    let mut wanted = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGWINCH] {
-        wanted.add(signal);
-    }
-    wanted.thread_block().map_err(cannot)?;
+    let wanted = hold_signals()?;
     let signals = SignalFd::with_flags(&wanted, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(cannot)?;
     let mut raw = pty.then(RawMode::enter);
     let end = client.send("wait", &json!({"job": job}))?;

@@ -20,7 +20,7 @@ use crate::engine;
 use crate::error::{Error, Kind};
 use crate::output;
 use crate::session::client::Client;
-use crate::session::command::relay;
+use crate::session::command::{hold_signals, relay};
 use crate::session::job;
 use crate::session::protocol::{End, Input, Keep, Of, Size, Start, Started};
 use crate::terminal::outer_size;
@@ -58,6 +58,7 @@ pub(super) fn call(shim: &Shim, args: &[OsString]) -> Result<u8, Error> {
 
 /// Runs a job to its end with our own streams. What it leaves lives on, unless we are killed before.
 pub(super) fn run(client: &mut Client, start: &Start, reads: bool) -> Result<End, Error> {
+    hold_signals()?;
     let Started { job } = client.ask("start", start)?;
     let end = relay(client, job, start.pty.is_some(), reads)?;
     let _: Value = client.ask("release", &Of { job })?;
