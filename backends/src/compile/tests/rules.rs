@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hermes_profiles::{Access, Guarantee, HomeMode, Limits, Network, Policy};
+use hermes_profiles::{Access, Guarantee, HomeMode, Limits, Network, Place, Policy};
 use nix::errno::Errno;
 
 use super::hosts::{baseline, fails, without_userns};
@@ -171,6 +171,55 @@ fn what_is_mounted_in_a_writable_tree_cannot_be_moved() {
     let pins: Vec<&Path> =
         plan.mounts.iter().filter(|step| matches!(step, MountStep::Pin { .. })).map(MountStep::target).collect();
     assert_eq!(pins, ["/data/a", "/data/c", "/data/a/b"].map(Path::new));
+}
+
+#[test]
+fn another_name_of_a_grant_comes_last_and_grants_nothing() {
+    let nodes = "/data/x/secret /data/f /home/u/ws/sub/ /far/";
+    let of = |rules: &str, places: &[(&str, &str)], tier| {
+        let mut policy = policy(rules);
+        policy.places = places.iter().map(|(at, of)| Place::Alias { at: at.into(), of: of.into() }).collect();
+        compiled(&policy, &machine().with(nodes), tier)
+    };
+    let rules = "write /data/x read /data/f hide /data/x/secret write /home/u/ws/sub";
+    let places = [("/root/in", "/data/f"), ("/root", "/data/x"), ("/work", "/home/u/ws/sub")];
+    let plan = of(rules, &places, Tier::Namespaces).unwrap();
+    let last = plan.mounts.iter().rev().take(3).rev().cloned().collect::<Vec<_>>();
+    let alias = |target: &str, of: &str, directory| MountStep::Alias { target: target.into(), of: of.into(), directory };
+    let wanted = [alias("/root", "/data/x", true), alias("/work", "/home/u/ws/sub", true), alias("/root/in", "/data/f", false)];
+    assert_eq!(last, wanted);
+    // What is shown twice is a mount of its own, also in a grant of the same kind.
+    assert!(
+        plan.mounts.iter().any(|step| matches!(step, MountStep::Bind { .. }) && step.target() == Path::new("/home/u/ws/sub"))
+    );
+    for (places, tier, why) in [
+        (("/x", "/far"), Tier::Namespaces, "/far is not granted, or hidden"),
+        (("/x", "/data/x/secret"), Tier::Namespaces, "/data/x/secret is not granted, or hidden"),
+        (("/usr/x", "/data/x"), Tier::Namespaces, "/usr is granted"),
+        (("/data", "/data/x"), Tier::Namespaces, "is there"),
+        (("/proc/x", "/data/x"), Tier::Namespaces, "the sandbox makes it itself"),
+        (("/x", "/data/x"), Tier::Landlock, "no user namespaces"),
+    ] {
+        let rules = "read /usr write /data/x hide /data/x/secret";
+        let error = of(rules, &[places], tier).unwrap_err().to_string();
+        assert!(error.contains(why), "{places:?}: {error}");
+    }
+}
+
+#[test]
+fn a_directory_of_its_own_may_stand_where_nothing_is() {
+    let mut policy = policy("read /usr");
+    policy.places = ["/work", "/tmp", "/var/tmp"].map(|at| Place::Scratch { at: at.into() }).into();
+    let plan = compiled(&policy, &machine(), Tier::Namespaces).unwrap();
+    let own = |at: &str| {
+        plan.mounts
+            .iter()
+            .filter(|step| matches!(step, MountStep::Private { writable: true, .. }) && step.target() == Path::new(at))
+            .count()
+    };
+    assert_eq!([own("/work"), own("/tmp"), own("/var/tmp")], [1, 1, 1]);
+    policy.places = vec![Place::Scratch { at: "/usr/x".into() }];
+    assert!(compiled(&policy, &machine(), Tier::Namespaces).is_err());
 }
 
 #[test]
