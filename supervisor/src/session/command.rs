@@ -133,7 +133,7 @@ fn list(json: bool) -> Result<u8, Error> {
         let (state, running, workspace) = match connected {
             Some((mut client, initialized)) => {
                 let jobs: List = client.ask("list", &json!({}))?;
-                let running = jobs.jobs.iter().filter(|job| job.status.is_none()).count();
+                let running = jobs.jobs.iter().filter(|job| job.exit.is_none()).count();
                 ("lives", running, initialized.workspace)
             }
             None if place.is_alive() => ("starts", 0, String::new()),
@@ -243,7 +243,7 @@ fn relay(client: &mut Client, job: u32, pty: bool, reads: bool) -> Result<u8, Er
                     if let Some(note) = end.note {
                         output::complain(note.trim_matches(['[', ']']));
                     }
-                    return Ok(end.status);
+                    return Ok(end.exit.status);
                 }
                 Some(Said::Answer(id, outcome)) => {
                     if writing == Some(id) {

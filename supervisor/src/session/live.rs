@@ -230,7 +230,7 @@ impl Live {
             }
             job.progress.send_replace(Progress::Done(status));
             live.used.set(Instant::now());
-            live.tell(&Notification::Job { job: job.number, state: State::Ended, status: Some(job.end_status()) });
+            live.tell(&Notification::Job { job: job.number, state: State::Ended, status: Some(job.exit().status) });
             live.forget_old();
         });
     }

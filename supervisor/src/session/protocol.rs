@@ -308,14 +308,11 @@ pub(crate) enum Subject {
 }
 
 /// How a job ended.
-#[derive(Debug, Default, Clone, Deserialize, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
 pub(crate) struct End {
     pub(crate) job: u32,
-    /// 124 when its time was up, 128+n when signal n ended it.
-    pub(crate) status: u8,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) signal: Option<String>,
-    pub(crate) timed_out: bool,
+    #[serde(flatten)]
+    pub(crate) exit: Exit,
     pub(crate) stdout: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stderr: Option<String>,
@@ -361,8 +358,19 @@ pub(crate) struct Listed {
     pub(crate) background: bool,
     /// Milliseconds since 1970.
     pub(crate) started: u64,
+    /// How it ended, when it has.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(crate) exit: Option<Exit>,
+}
+
+/// How a job ended, in short.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub(crate) struct Exit {
+    /// 124 when its time was up, 128+n when signal n ended it.
+    pub(crate) status: u8,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) status: Option<u8>,
+    pub(crate) signal: Option<String>,
+    pub(crate) timed_out: bool,
 }
 
 /// What a job does.
