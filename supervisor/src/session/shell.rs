@@ -44,10 +44,10 @@ fn parse(report: &[u8]) -> Option<(PathBuf, Vec<(OsString, OsString)>)> {
 }
 
 /// Where to look for a shell, and its arguments.
-pub(crate) fn command(line: &str, path: &OsStr) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+pub(crate) fn command(line: &OsStr, path: &OsStr) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let shells = ["bash", "sh"].iter().flat_map(|shell| candidates(OsStr::new(shell), path));
-    let args = ["bash", "-c", WRAPPER, "bash", line].map(|arg| arg.as_bytes().to_vec());
-    (shells.collect(), args.to_vec())
+    let args = ["bash", "-c", WRAPPER, "bash"].map(OsStr::new).into_iter().chain([line]).map(|arg| arg.as_bytes().to_vec());
+    (shells.collect(), args.collect())
 }
 
 #[cfg(test)]
