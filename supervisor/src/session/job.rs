@@ -1,6 +1,6 @@
 //! One job as its session sees it: its streams, what is kept of them, and its end.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -16,8 +16,8 @@ use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use super::keep::{Kept, whole};
 use super::protocol::{Bytes, End, Exit, Listed, Notification, Omitted, State, Stream};
 
-/// Bytes that are read at a time.
-const PIECE: usize = 64 * 1024;
+/// Bytes that are read at a time, of a job that says little and of one that says much.
+const PIECES: [usize; 2] = [4 * 1024, 64 * 1024];
 /// As much as the job itself can have left in a pipe, /proc/sys/fs/pipe-max-size.
 const LARGEST_PIPE: usize = 1 << 20;
 /// How long output of a terminal may take from one end to the other.
@@ -47,12 +47,13 @@ pub(crate) struct Job {
     pub(crate) background: bool,
     /// Does standard error have a stream of its own?
     pub(crate) split: bool,
+    pub(crate) pty: bool,
     pub(crate) timeout: Option<f64>,
     pub(crate) timed_out: Cell<bool>,
     pub(crate) progress: watch::Sender<Progress>,
     pub(crate) stdin: Mutex<Option<Sink>>,
     /// Its terminal, once that is there.
-    pub(crate) master: OnceCell<Rc<AsyncFd<OwnedFd>>>,
+    pub(crate) master: RefCell<Option<Rc<AsyncFd<OwnedFd>>>>,
     kept: [RefCell<Kept>; 2],
     /// Who is told of its output.
     pub(crate) clients: RefCell<Vec<mpsc::Sender<String>>>,
@@ -82,24 +83,26 @@ pub(crate) struct Plan {
     pub(crate) started: u64,
     pub(crate) background: bool,
     pub(crate) split: bool,
+    pub(crate) pty: bool,
     pub(crate) timeout: Option<f64>,
     pub(crate) keep: super::protocol::Keep,
 }
 
 impl Job {
     pub(crate) fn new(plan: Plan) -> Self {
-        let Plan { number, argv, started, background, split, timeout, keep } = plan;
+        let Plan { number, argv, started, background, split, pty, timeout, keep } = plan;
         Self {
             number,
             argv,
             started,
             background,
             split,
+            pty,
             timeout,
             timed_out: Cell::new(false),
             progress: watch::Sender::new(Progress::Running),
             stdin: Mutex::new(None),
-            master: OnceCell::new(),
+            master: RefCell::default(),
             kept: [RefCell::new(Kept::new(keep)), RefCell::new(Kept::new(keep))],
             clients: RefCell::default(),
             cwd: RefCell::new(None),
@@ -125,6 +128,14 @@ impl Job {
     pub(crate) async fn done(&self) {
         let mut progress = self.progress.subscribe();
         let _ = progress.wait_for(|progress| matches!(progress, Progress::Done(_))).await;
+    }
+
+    /// Gives back what only a job that runs needs. What one has left in the background may have the terminal still.
+    pub(crate) async fn release(&self) {
+        if !self.background {
+            *self.stdin.lock().await = None;
+            self.master.take();
+        }
     }
 
     pub(crate) fn kept(&self, stream: Stream) -> &RefCell<Kept> {
@@ -165,7 +176,7 @@ impl Job {
             job: self.number,
             argv: self.argv.clone(),
             state: if ended { State::Ended } else { State::Running },
-            pty: self.master.get().is_some(),
+            pty: self.pty,
             background: self.background,
             started: self.started,
             exit: ended.then(|| self.exit()),
@@ -176,7 +187,7 @@ impl Job {
     /// end; what it has left in the background is listened to further.
     pub(crate) async fn take_output(self: Rc<Self>, source: Source, stream: Stream, drained: oneshot::Sender<()>) {
         let (mut drained, mut carry, mut rest) = (Some(drained), Vec::new(), 0);
-        let mut buffer = vec![0; PIECE];
+        let mut buffer = vec![0; PIECES[0]];
         loop {
             let piece = tokio::select! {
                 biased;
@@ -198,6 +209,9 @@ impl Job {
                     rest += if self.has_exited() { n } else { 0 };
                     // More than a pipe holds is of what it left.
                     drained.take_if(|_| rest > LARGEST_PIPE);
+                    if n == buffer.len() {
+                        buffer.resize(PIECES[1], 0);
+                    }
                 }
                 // EIO: the last process that had the terminal open has closed it.
                 Ok(_) | Err(_) => {
@@ -210,7 +224,7 @@ impl Job {
 
     /// Takes what comes until its first process has ended, as far as it is not too much.
     pub(crate) async fn collect(self: Rc<Self>, source: Source) -> Vec<u8> {
-        let (mut all, mut buffer) = (Vec::new(), vec![0; PIECE]);
+        let (mut all, mut buffer) = (Vec::new(), vec![0; PIECES[0]]);
         loop {
             let piece = tokio::select! {
                 biased;

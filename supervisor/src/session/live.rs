@@ -31,7 +31,7 @@ use crate::output;
 use crate::prepare::Prepared;
 use crate::supervise::candidates;
 
-/// Ended jobs that are remembered.
+/// Ended jobs that are remembered at least.
 const REMEMBERED: usize = 256;
 /// Most that is kept of a stream, in bytes.
 const MOST_KEPT: usize = 16 << 20;
@@ -60,10 +60,14 @@ impl Live {
     pub(crate) fn new(
         sandbox: Sandbox,
         prepared: Prepared,
-        environment: Vec<(OsString, OsString)>,
+        mut environment: Vec<(OsString, OsString)>,
         guards: Option<Guards>,
         name: Option<String>,
     ) -> Rc<Self> {
+        // As in every terminal. A bash without it asks the user database at each start, which tries to reach a daemon.
+        if !environment.iter().any(|(name, _)| name == "SHELL") {
+            environment.push(("SHELL".into(), "/bin/sh".into()));
+        }
         let mask = umask(Mode::empty());
         umask(mask);
         let shell = Shell { cwd: prepared.plan.cwd.clone(), environment: None };
@@ -127,7 +131,8 @@ impl Live {
     }
 
     pub(crate) fn resize(&self, job: &Job, size: Size) -> Result<(), Failure> {
-        let master = job.master.get().ok_or_else(|| Failure::new(Code::Parameters, "the job has no terminal"))?;
+        let master = job.master.borrow();
+        let master = master.as_ref().ok_or_else(|| Failure::new(Code::Parameters, "the job has no terminal"))?;
         let _ = set_window_size(master.get_ref().as_fd(), &window(size));
         Ok(())
     }
@@ -151,6 +156,7 @@ impl Live {
             started: clock::milliseconds(),
             background: start.background,
             split: !start.merge && start.pty.is_none(),
+            pty: start.pty.is_some(),
             timeout: start.timeout,
             keep: start.keep,
         };
@@ -190,7 +196,7 @@ impl Live {
             let master = job::terminal(terminal.await.map_err(ended)?.map_err(failed)?).map_err(broken)?;
             let _ = set_window_size(master.get_ref().as_fd(), &window(size));
             *job.stdin.lock().await = Some(Sink::Terminal(Rc::clone(&master)));
-            let _ = job.master.set(master);
+            job.master.replace(Some(master));
         } else {
             *job.stdin.lock().await = streams.input.take().map(Sink::Pipe);
         }
@@ -200,8 +206,8 @@ impl Live {
     /// Everything that goes on beside a job.
     fn attend(self: &Rc<Self>, job: &Rc<Job>, streams: Streams, start: Start) {
         let mut all = Vec::new();
-        let terminal = job.master.get().into_iter().map(|master| (Stream::Stdout, Source::Terminal(Rc::clone(master))));
-        for (stream, source) in terminal.chain(streams.output) {
+        let terminal = job.master.borrow().as_ref().map(|master| (Stream::Stdout, Source::Terminal(Rc::clone(master))));
+        for (stream, source) in terminal.into_iter().chain(streams.output) {
             let (drained, is_drained) = oneshot::channel::<()>();
             all.push(is_drained);
             spawn_local(Rc::clone(job).take_output(source, stream, drained));
@@ -228,6 +234,7 @@ impl Live {
                 let report = report.await.unwrap_or_default();
                 *job.cwd.borrow_mut() = Some(live.shell.borrow_mut().take(&report));
             }
+            job.release().await;
             job.progress.send_replace(Progress::Done(status));
             live.used.set(Instant::now());
             live.tell(&Notification::Job { job: job.number, state: State::Ended, status: Some(job.exit().status) });
@@ -252,15 +259,22 @@ impl Live {
 
     /// Tells subscribers; one that does not read misses it.
     fn tell(&self, notification: &Notification) {
+        let mut subscribers = self.subscribers.borrow_mut();
+        subscribers.retain(|client| !client.is_closed());
+        if subscribers.is_empty() {
+            return;
+        }
         let line = super::server::notification(notification);
-        self.subscribers.borrow_mut().retain(|client| !client.is_closed());
-        for client in self.subscribers.borrow().iter() {
+        for client in subscribers.iter() {
             let _ = client.try_send(line.clone());
         }
     }
 
     fn forget_old(&self) {
         let mut jobs = self.jobs.borrow_mut();
+        if jobs.len() < 2 * REMEMBERED {
+            return;
+        }
         let ended: Vec<u32> = jobs.values().filter(|job| job.has_exited()).map(|job| job.number).collect();
         for number in ended.iter().take(ended.len().saturating_sub(REMEMBERED)) {
             jobs.remove(number);
