@@ -56,6 +56,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
         (None, Some(path)) => Some(bind(path)?),
         (None, None) => None,
     };
+    let _named = args.socket.as_deref().map(Named);
     let mut log = Log::open(args.json_events.as_deref())?;
     let name: Vec<OsString> = vec![args.name.clone().unwrap_or_else(|| "serve".to_owned()).into()];
     let Ready { prepared, overlaid, mut guards, scratch } = run::get_ready(&args.policy, &name, &mut log)?;
@@ -209,6 +210,15 @@ fn bind(path: &Path) -> Result<std::os::unix::net::UnixListener, Error> {
     let bound = std::os::unix::net::UnixListener::bind(path);
     umask(mask);
     bound.map_err(cannot)
+}
+
+/// A socket that goes with who listens.
+struct Named<'p>(&'p Path);
+
+impl Drop for Named<'_> {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.0);
+    }
 }
 
 /// Every job has some; init and its jobs have their own limit already.
