@@ -424,6 +424,25 @@ fn many_jobs_at_once_all_end() {
     }
 }
 
+#[test]
+fn events_tell_of_every_job() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.outside.join("events");
+    let mut served = Served::with(&sandbox, &["--json-events", file.to_str().unwrap()]);
+    served.sh("exit 3");
+    served.ask("exec", json!({"shell": "kill -9 $$", "cwd": "/usr"}));
+    served.refused("exec", json!({"argv": ["no-such-program"]}));
+    assert_eq!(served.end(), 0);
+    let events: Vec<Value> = std::fs::read_to_string(file).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let of = |name: &str| events.iter().filter(|event| event["event"] == name).collect::<Vec<_>>();
+    assert_eq!((of("plan").len(), of("end").len()), (1, 1));
+    let (starts, exits) = (of("job-start"), of("job-exit"));
+    assert_eq!((starts.len(), exits.len()), (2, 2), "{events:?}");
+    assert_eq!(starts[0]["argv"], json!(["/bin/sh", "-c", "exit 3"]));
+    assert_eq!((&starts[1]["argv"], &starts[1]["cwd"]), (&json!(["kill -9 $$"]), &json!("/usr")));
+    assert_eq!((&exits[0]["status"], &exits[1]["signal"]), (&json!(3), &json!(9)));
+}
+
 fn session(sandbox: &Sandbox, words: &[&str]) -> Outcome {
     run_to_end(sandbox.hermes().arg("session").args(words).env("XDG_RUNTIME_DIR", &sandbox.home))
 }

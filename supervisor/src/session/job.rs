@@ -2,26 +2,23 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::Signal;
 use tokio::io::AsyncWriteExt;
 use tokio::io::unix::AsyncFd;
-use tokio::net::unix::pipe;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
 use super::keep::{Kept, whole};
 use super::protocol::{Bytes, End, Exit, Listed, Notification, Omitted, State, Stream};
+use super::streams::{Sink, Source, write_terminal};
 
 /// Bytes that are read at a time, of a job that says little and of one that says much.
 const PIECES: [usize; 2] = [4 * 1024, 64 * 1024];
 /// As much as the job itself can have left in a pipe, /proc/sys/fs/pipe-max-size.
 const LARGEST_PIPE: usize = 1 << 20;
-/// How long output of a terminal may take from one end to the other.
-const TERMINAL_DELAY: std::time::Duration = std::time::Duration::from_millis(50);
 /// Bytes of a shell's report that are taken over.
 const LONGEST_REPORT: usize = 1 << 20;
 /// What a job is answered with whose time was up, as timeout(1) has it.
@@ -59,20 +56,6 @@ pub(crate) struct Job {
     pub(crate) clients: RefCell<Vec<mpsc::Sender<String>>>,
     /// Where the next shell job begins, when this was one.
     pub(crate) cwd: RefCell<Option<String>>,
-}
-
-/// Where a job's input goes.
-#[derive(Debug)]
-pub(crate) enum Sink {
-    Pipe(pipe::Sender),
-    Terminal(Rc<AsyncFd<OwnedFd>>),
-}
-
-/// What a job's output comes from.
-#[derive(Debug)]
-pub(crate) enum Source {
-    Pipe(pipe::Receiver),
-    Terminal(Rc<AsyncFd<OwnedFd>>),
 }
 
 /// What is known of a job before it starts.
@@ -280,59 +263,6 @@ impl Job {
         }
         written
     }
-}
-
-async fn write_terminal(master: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let written = master.async_io(tokio::io::Interest::WRITABLE, |fd| Ok(nix::unistd::write(fd, bytes)?)).await?;
-        bytes = &bytes[written..];
-    }
-    Ok(())
-}
-
-impl Source {
-    async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Pipe(pipe) => loop {
-                pipe.readable().await?;
-                match pipe.try_read(buffer) {
-                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                    other => return other,
-                }
-            },
-            Self::Terminal(master) => {
-                master.async_io(tokio::io::Interest::READABLE, |fd| Ok(nix::unistd::read(fd, buffer)?)).await
-            }
-        }
-    }
-
-    /// Reads what is there now that nobody is to write any more: asks the kernel, not the runtime, which may not know of it yet.
-    async fn read_rest(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Pipe(pipe) => Ok(nix::unistd::read(pipe, buffer)?),
-            // What was written to a terminal arrives a moment later, tty_flip_buffer_push().
-            Self::Terminal(_) => match tokio::time::timeout(TERMINAL_DELAY, self.read(buffer)).await {
-                Ok(piece) => piece,
-                Err(_) => Err(io::ErrorKind::WouldBlock.into()),
-            },
-        }
-    }
-}
-
-/// The pseudo-terminal's master, to be waited for.
-pub(crate) fn terminal(master: OwnedFd) -> io::Result<Rc<AsyncFd<OwnedFd>>> {
-    let flags = OFlag::from_bits_truncate(fcntl(&master, FcntlArg::F_GETFL)?);
-    fcntl(master.as_fd(), FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
-    watched(master).map(Rc::new)
-}
-
-/// A descriptor to be waited for.
-#[allow(
-    deprecated,
-    reason = "what replaces it is unsafe; an OwnedFd names one open file as long as it lives, which is all it asks for"
-)]
-pub(crate) fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    AsyncFd::new(fd)
 }
 
 /// Exit status and the name of a signal from what wait(2) says.

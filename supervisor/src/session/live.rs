@@ -6,6 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -13,19 +14,21 @@ use hermes_backends::closure::DEFAULT_PATH;
 use hermes_backends::local::Sandbox;
 use hermes_backends::local::sys::thread::set_window_size;
 use hermes_backends::step::{Step, StepError};
-use hermes_backends::wire::{Ends, Event, Request, Spawn, Stdio};
+use hermes_backends::wire::{Ends, Event as Answer, Request, Spawn};
+use hermes_profiles::ospath;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::{Mode, umask};
 use tokio::io::unix::AsyncFd;
-use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::spawn_local;
 
-use super::job::{self, Job, Progress, Sink, Source};
+use super::job::{self, Job, Progress};
 use super::protocol::{Code, Failure, Input, Notification, Reason, Size, Start, State, Stream};
 use super::shell::{self, Shell};
+use super::streams::{self, Sink, Source, Streams};
 use crate::clock;
+use crate::events::{Event, Log};
 use crate::guard::Guards;
 use crate::output;
 use crate::prepare::Prepared;
@@ -42,6 +45,7 @@ pub(crate) struct Live {
     sandbox: Sandbox,
     pub(crate) prepared: RefCell<Prepared>,
     pub(crate) name: Option<String>,
+    pub(crate) log: RefCell<Log>,
     environment: Vec<(OsString, OsString)>,
     umask: u32,
     pub(crate) guards: RefCell<Option<Guards>>,
@@ -63,6 +67,7 @@ impl Live {
         mut environment: Vec<(OsString, OsString)>,
         guards: Option<Guards>,
         name: Option<String>,
+        log: Log,
     ) -> Rc<Self> {
         // As in every terminal. A bash without it asks the user database at each start, which tries to reach a daemon.
         if !environment.iter().any(|(name, _)| name == "SHELL") {
@@ -75,6 +80,7 @@ impl Live {
             sandbox,
             prepared: RefCell::new(prepared),
             name,
+            log: RefCell::new(log),
             environment,
             umask: mask.bits(),
             guards: RefCell::new(guards),
@@ -150,9 +156,10 @@ impl Live {
         }
         let number = self.next.replace(self.next.get() + 1);
         let (spawn, mut streams) = self.prepare_job(number, &start)?;
+        let cwd = output::path(Path::new(OsStr::from_bytes(&spawn.cwd)));
         let plan = job::Plan {
             number,
-            argv: start.shell.iter().chain(&start.argv).map(|word| word.meant().to_string_lossy().into_owned()).collect(),
+            argv: start.shell.iter().chain(&start.argv).map(|word| ospath::escaped_bytes(word.meant().as_bytes())).collect(),
             started: clock::milliseconds(),
             background: start.background,
             split: !start.merge && start.pty.is_none(),
@@ -167,6 +174,9 @@ impl Live {
         if let Err(failure) = self.start_job(&job, spawn, &mut streams, start.pty).await {
             self.jobs.borrow_mut().remove(&number);
             return Err(failure);
+        }
+        if self.log.borrow().wanted() {
+            self.note(&Event::JobStart { job: number, argv: job.argv.clone(), cwd });
         }
         self.tell(&Notification::Job { job: number, state: State::Started, status: None });
         self.attend(&job, streams, start);
@@ -193,7 +203,7 @@ impl Live {
         let failed = |error: StepError| start_failure(&error, &argv0);
         let broken = |e: io::Error| Failure::new(Code::Start, format!("cannot listen to the job: {e}")).status(125);
         if let (Some(terminal), Some(size)) = (terminal, pty) {
-            let master = job::terminal(terminal.await.map_err(ended)?.map_err(failed)?).map_err(broken)?;
+            let master = streams::terminal(terminal.await.map_err(ended)?.map_err(failed)?).map_err(broken)?;
             let _ = set_window_size(master.get_ref().as_fd(), &window(size));
             *job.stdin.lock().await = Some(Sink::Terminal(Rc::clone(&master)));
             job.master.replace(Some(master));
@@ -236,6 +246,7 @@ impl Live {
             }
             job.release().await;
             job.progress.send_replace(Progress::Done(status));
+            live.note(&Event::exited(job.number, status));
             live.used.set(Instant::now());
             live.tell(&Notification::Job { job: job.number, state: State::Ended, status: Some(job.exit().status) });
             live.forget_old();
@@ -254,6 +265,13 @@ impl Live {
         tokio::select! {
             _ = job.exited() => {}
             () = tokio::time::sleep(grace) => drop(self.kill(job.number)),
+        }
+    }
+
+    /// Writes an event. That it cannot is told, and ends nothing.
+    fn note(&self, event: &Event<'_>) {
+        if let Err(error) = self.log.borrow_mut().write(event) {
+            error.report();
         }
     }
 
@@ -331,7 +349,7 @@ impl Live {
 
     /// Takes what init says until the sandbox ends.
     pub(crate) async fn listen(self: Rc<Self>) -> io::Result<()> {
-        let ready = job::watched(self.sandbox.as_fd().try_clone_to_owned()?)?;
+        let ready = streams::watched(self.sandbox.as_fd().try_clone_to_owned()?)?;
         loop {
             let mut guard = ready.readable().await?;
             let said = guard.try_io(|_| match is_readable(self.sandbox.as_fd()) {
@@ -351,41 +369,41 @@ impl Live {
         }
     }
 
-    fn heard(&self, event: Event, mut fds: Vec<OwnedFd>) {
+    fn heard(&self, event: Answer, mut fds: Vec<OwnedFd>) {
         match event {
-            Event::Terminal => {
+            Answer::Terminal => {
                 if let (Some(waits), Some(master)) = (self.terminals.borrow_mut().pop_front(), fds.pop()) {
                     let _ = waits.send(Ok(master));
                 }
             }
-            Event::TerminalFailed(error) => {
+            Answer::TerminalFailed(error) => {
                 if let Some(waits) = self.terminals.borrow_mut().pop_front() {
                     let _ = waits.send(Err(error));
                 }
             }
-            Event::Started { job } => self.answered(job, Ok(())),
-            Event::StartFailed { job, error } => self.answered(job, Err(error)),
-            Event::Exited { job, status } => {
+            Answer::Started { job } => self.answered(job, Ok(())),
+            Answer::StartFailed { job, error } => self.answered(job, Err(error)),
+            Answer::Exited { job, status } => {
                 if let Some(job) = self.jobs.borrow().get(&job) {
                     job.progress.send_replace(Progress::Exited(status));
                 }
             }
-            Event::Covered { failed } => {
+            Answer::Covered { failed } => {
                 if let Some(guards) = self.guards.borrow_mut().as_mut()
                     && let Err(error) = guards.covered(&failed)
                 {
                     error.report();
                 }
             }
-            Event::MemoryExceeded { resident } => output::complain(&format!(
+            Answer::MemoryExceeded { resident } => output::complain(&format!(
                 "the memory limit was exceeded ({} MiB in use), so all jobs were killed; raise it with --limit memory=SIZE",
                 resident >> 20
             )),
-            Event::SetupFailed(error) => {
+            Answer::SetupFailed(error) => {
                 output::complain(&error.to_string());
                 self.stop(Reason::Failed);
             }
-            Event::Ready | Event::Stopped { .. } => {}
+            Answer::Ready | Answer::Stopped { .. } => {}
         }
     }
 
@@ -407,7 +425,7 @@ impl Live {
                     Err(error) => drop(error.report()),
                 }
                 match (guards.events(), &watch) {
-                    (Some(fd), None) => watch = Some(job::watched(fd.try_clone_to_owned()?)?),
+                    (Some(fd), None) => watch = Some(streams::watched(fd.try_clone_to_owned()?)?),
                     (None, Some(_)) => watch = None,
                     _ => {}
                 }
@@ -444,58 +462,9 @@ fn window(size: Size) -> nix::pty::Winsize {
     nix::pty::Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 }
 }
 
-/// The ends of a job's pipes.
-#[derive(Debug, Default)]
-struct Streams {
-    theirs: Vec<OwnedFd>,
-    input: Option<pipe::Sender>,
-    output: Vec<(Stream, Source)>,
-    /// What a shell says of itself at its end.
-    report: Option<Source>,
-}
-
-impl Streams {
-    fn make(&mut self, start: &Start) -> io::Result<Vec<Stdio>> {
-        let mut stdio = vec![Stdio::Terminal; 3];
-        if start.pty.is_none() {
-            stdio = vec![Stdio::Handed; 3];
-            match start.stdin {
-                Input::Null => stdio[0] = Stdio::Null,
-                Input::Pipe | Input::All(_) => {
-                    let (theirs, ours) = pair()?;
-                    self.theirs.push(theirs);
-                    self.input = Some(pipe::Sender::from_owned_fd(ours)?);
-                }
-            }
-            let (ours, theirs) = pair()?;
-            if start.merge {
-                self.theirs.push(theirs.try_clone()?);
-                self.theirs.push(theirs);
-            } else {
-                let (errors, their_errors) = pair()?;
-                self.theirs.extend([theirs, their_errors]);
-                self.output.push((Stream::Stderr, Source::Pipe(pipe::Receiver::from_owned_fd(errors)?)));
-            }
-            self.output.push((Stream::Stdout, Source::Pipe(pipe::Receiver::from_owned_fd(ours)?)));
-        }
-        if start.shell.is_some() {
-            let (ours, theirs) = pair()?;
-            self.theirs.push(theirs);
-            self.report = Some(Source::Pipe(pipe::Receiver::from_owned_fd(ours)?));
-            stdio.push(Stdio::Handed);
-        }
-        Ok(stdio)
-    }
-}
-
-/// A pipe: the end to read from, the end to write to.
-fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?)
-}
-
 /// Why a job did not start, as `run` would say it.
 fn start_failure(error: &StepError, argv0: &[u8]) -> Failure {
-    let program = output::path(std::path::Path::new(OsStr::from_bytes(argv0)));
+    let program = output::path(Path::new(OsStr::from_bytes(argv0)));
     match (error.step, error.errno()) {
         (Step::Exec, Errno::ENOENT | Errno::ENOTDIR) => {
             Failure::new(Code::Start, format!("{program}: command not found in the sandbox")).status(127)

@@ -12,6 +12,7 @@ mod place;
 pub(crate) mod protocol;
 mod server;
 mod shell;
+mod streams;
 
 use std::ffi::OsString;
 use std::future::Future;
@@ -58,15 +59,25 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
     };
     let _named = args.socket.as_deref().map(Named);
     let mut log = Log::open(args.json_events.as_deref())?;
+    let outcome = open_and_attend(args, listener, place, &mut log);
+    run::told_end(outcome, &mut log)
+}
+
+fn open_and_attend(
+    args: &ServeArgs,
+    listener: Option<std::os::unix::net::UnixListener>,
+    place: Option<place::Place>,
+    log: &mut Log,
+) -> Result<u8, Error> {
     let name: Vec<OsString> = vec![args.name.clone().unwrap_or_else(|| "serve".to_owned()).into()];
-    let Ready { prepared, overlaid, mut guards, scratch } = run::get_ready(&args.policy, &name, &mut log)?;
+    let Ready { prepared, overlaid, mut guards, scratch } = run::get_ready(&args.policy, &name, log)?;
     let caller = prepared.caller.clone();
     let held: Vec<_> = overlaid.iter().map(crate::changes::Overlaid::lock).collect();
     // From the first thread, before the runtime: init dies with the thread that made it, prctl(2).
     let opened = engine::open(&prepared, &held, guards.as_mut())?;
     let (sandbox, environment, group) = opened.parts();
     more_descriptors();
-    let live = Live::new(sandbox, prepared, environment, guards, args.name.clone());
+    let live = Live::new(sandbox, prepared, environment, guards, args.name.clone(), std::mem::take(log));
     if let Some(place) = &place {
         place.ready()?;
     }
@@ -78,8 +89,9 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
     drop(local);
     runtime.shutdown_background();
     let guards = live.guards.take();
+    *log = live.log.take();
     drop(live);
-    engine::close(group, guards, &mut log)?;
+    engine::close(group, guards, log)?;
     if let Some(overlaid) = overlaid {
         overlaid.finish(&caller);
     }
