@@ -443,6 +443,34 @@ fn events_tell_of_every_job() {
     assert_eq!((&exits[0]["status"], &exits[1]["signal"]), (&json!(3), &json!(9)));
 }
 
+#[test]
+fn the_conversation_in_the_documentation_goes_like_that() {
+    let text = include_str!("../../docs/serve.md");
+    let conversation = text.split("```").find(|block| block.contains("\n< {")).unwrap();
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    // What is said without being asked comes when it comes.
+    let mut notified = Vec::new();
+    for line in conversation.lines().filter(|line| !line.is_empty()) {
+        let Some(expected) = line.strip_prefix("< ") else {
+            served.send(&format!("{line}\n"));
+            continue;
+        };
+        let expected: Value = serde_json::from_str(expected).unwrap();
+        let said = match notified.iter().position(|said| *said == expected) {
+            Some(at) => notified.remove(at),
+            None => loop {
+                let said = served.line();
+                if said.get("method").is_none() || said == expected {
+                    break said;
+                }
+                notified.push(said);
+            },
+        };
+        assert_eq!(said, expected);
+    }
+}
+
 fn session(sandbox: &Sandbox, words: &[&str]) -> Outcome {
     run_to_end(sandbox.hermes().arg("session").args(words).env("XDG_RUNTIME_DIR", &sandbox.home))
 }
