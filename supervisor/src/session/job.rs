@@ -37,15 +37,7 @@ pub(crate) enum Progress {
 /// A job.
 #[derive(Debug)]
 pub(crate) struct Job {
-    pub(crate) number: u32,
-    pub(crate) argv: Vec<String>,
-    /// Milliseconds since 1970.
-    pub(crate) started: u64,
-    pub(crate) background: bool,
-    /// Does standard error have a stream of its own?
-    pub(crate) split: bool,
-    pub(crate) pty: bool,
-    pub(crate) timeout: Option<f64>,
+    pub(crate) plan: Plan,
     pub(crate) timed_out: Cell<bool>,
     pub(crate) progress: watch::Sender<Progress>,
     pub(crate) stdin: Mutex<Option<Sink>>,
@@ -63,8 +55,10 @@ pub(crate) struct Job {
 pub(crate) struct Plan {
     pub(crate) number: u32,
     pub(crate) argv: Vec<String>,
+    /// Milliseconds since 1970.
     pub(crate) started: u64,
     pub(crate) background: bool,
+    /// Does standard error have a stream of its own?
     pub(crate) split: bool,
     pub(crate) pty: bool,
     pub(crate) timeout: Option<f64>,
@@ -73,22 +67,16 @@ pub(crate) struct Plan {
 
 impl Job {
     pub(crate) fn new(plan: Plan) -> Self {
-        let Plan { number, argv, started, background, split, pty, timeout, keep } = plan;
+        let kept = || RefCell::new(Kept::new(plan.keep));
         Self {
-            number,
-            argv,
-            started,
-            background,
-            split,
-            pty,
-            timeout,
             timed_out: Cell::new(false),
             progress: watch::Sender::new(Progress::Running),
             stdin: Mutex::new(None),
             master: RefCell::default(),
-            kept: [RefCell::new(Kept::new(keep)), RefCell::new(Kept::new(keep))],
+            kept: [kept(), kept()],
             clients: RefCell::default(),
             cwd: RefCell::new(None),
+            plan,
         }
     }
 
@@ -115,7 +103,7 @@ impl Job {
 
     /// Gives back what only a job that runs needs. What one has left in the background may have the terminal still.
     pub(crate) async fn release(&self) {
-        if !self.background {
+        if !self.plan.background {
             *self.stdin.lock().await = None;
             self.master.take();
         }
@@ -142,11 +130,11 @@ impl Job {
         let (stdout, out) = self.kept(Stream::Stdout).borrow().text();
         let (stderr, err) = self.kept(Stream::Stderr).borrow().text();
         End {
-            job: self.number,
+            job: self.plan.number,
             stdout,
-            stderr: self.split.then_some(stderr),
+            stderr: self.plan.split.then_some(stderr),
             omitted: Omitted { stdout: out, stderr: err },
-            note: self.timeout.filter(|_| exit.timed_out).map(|seconds| format!("[Command timed out after {seconds}s]")),
+            note: self.plan.timeout.filter(|_| exit.timed_out).map(|seconds| format!("[Command timed out after {seconds}s]")),
             cwd: self.cwd.borrow().clone(),
             advice: Vec::new(),
             exit,
@@ -156,12 +144,12 @@ impl Job {
     pub(crate) fn listed(&self) -> Listed {
         let ended = self.has_exited();
         Listed {
-            job: self.number,
-            argv: self.argv.clone(),
+            job: self.plan.number,
+            argv: self.plan.argv.clone(),
             state: if ended { State::Ended } else { State::Running },
-            pty: self.pty,
-            background: self.background,
-            started: self.started,
+            pty: self.plan.pty,
+            background: self.plan.background,
+            started: self.plan.started,
             exit: ended.then(|| self.exit()),
         }
     }
@@ -179,7 +167,7 @@ impl Job {
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                         self.tell(stream, &mut carry, true).await;
                         drained.take();
-                        if self.background { continue } else { return }
+                        if self.plan.background { continue } else { return }
                     }
                     piece => piece,
                 },
@@ -231,7 +219,7 @@ impl Job {
         let rest = carry.split_off(if all { carry.len() } else { whole(carry) });
         let piece = std::mem::replace(carry, rest);
         if !piece.is_empty() {
-            let output = Notification::Output { job: self.number, stream, bytes: Bytes::of(piece) };
+            let output = Notification::Output { job: self.plan.number, stream, bytes: Bytes::of(piece) };
             let line = super::server::notification(&output);
             for client in clients {
                 // Waits when the client does not read: then the job does, too.

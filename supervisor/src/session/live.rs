@@ -176,7 +176,7 @@ impl Live {
             return Err(failure);
         }
         if self.log.borrow().wanted() {
-            self.note(&Event::JobStart { job: number, argv: job.argv.clone(), cwd });
+            self.note(&Event::JobStart { job: number, argv: job.plan.argv.clone(), cwd });
         }
         self.tell(&Notification::Job { job: number, state: State::Started, status: None });
         self.attend(&job, streams, start);
@@ -186,7 +186,7 @@ impl Live {
     /// Has init start a job.
     async fn start_job(&self, job: &Job, spawn: Spawn, streams: &mut Streams, pty: Option<Size>) -> Result<(), Failure> {
         let (started, answer) = oneshot::channel();
-        self.starting.borrow_mut().insert(job.number, started);
+        self.starting.borrow_mut().insert(job.plan.number, started);
         // Together: init gives the terminal to the job that it is asked for next.
         let mut terminal = None;
         if pty.is_some() {
@@ -230,7 +230,7 @@ impl Live {
             // What cannot be decoded was refused before the start.
             Input::All(bytes) => spawn_and_forget(Rc::clone(job), bytes.bytes().unwrap_or_default()),
         }
-        if let Some(seconds) = job.timeout {
+        if let Some(seconds) = job.plan.timeout {
             spawn_local(Rc::clone(self).end_in_time(Rc::clone(job), Duration::from_secs_f64(seconds)));
         }
         let report = streams.report.map(|report| spawn_local(Rc::clone(job).collect(report)));
@@ -246,9 +246,9 @@ impl Live {
             }
             job.release().await;
             job.progress.send_replace(Progress::Done(status));
-            live.note(&Event::exited(job.number, status));
+            live.note(&Event::exited(job.plan.number, status));
             live.used.set(Instant::now());
-            live.tell(&Notification::Job { job: job.number, state: State::Ended, status: Some(job.exit().status) });
+            live.tell(&Notification::Job { job: job.plan.number, state: State::Ended, status: Some(job.exit().status) });
             live.forget_old();
         });
     }
@@ -260,11 +260,11 @@ impl Live {
             () = tokio::time::sleep(timeout) => {}
         }
         job.timed_out.set(true);
-        let _ = self.signal(job.number, nix::sys::signal::Signal::SIGTERM, true);
+        let _ = self.signal(job.plan.number, nix::sys::signal::Signal::SIGTERM, true);
         let grace = Duration::from_millis(self.prepared.borrow().plan.limits.grace);
         tokio::select! {
             _ = job.exited() => {}
-            () = tokio::time::sleep(grace) => drop(self.kill(job.number)),
+            () = tokio::time::sleep(grace) => drop(self.kill(job.plan.number)),
         }
     }
 
@@ -293,7 +293,7 @@ impl Live {
         if jobs.len() < 2 * REMEMBERED {
             return;
         }
-        let ended: Vec<u32> = jobs.values().filter(|job| job.has_exited()).map(|job| job.number).collect();
+        let ended: Vec<u32> = jobs.values().filter(|job| job.has_exited()).map(|job| job.plan.number).collect();
         for number in ended.iter().take(ended.len().saturating_sub(REMEMBERED)) {
             jobs.remove(number);
         }

@@ -212,10 +212,10 @@ async fn obey(live: &Rc<Live>, method: &str, params: Option<&RawValue>, client: 
             let (told, tied) = (start.stream.then(|| lines.clone()), start.tied);
             let job = live.start(start, told).await?;
             if tied {
-                client.tie(live, job.number);
+                client.tie(live, job.plan.number);
             }
             if method == "start" {
-                return result(&Started { job: job.number });
+                return result(&Started { job: job.plan.number });
             }
             job.done().await;
             result(&job.end())
@@ -227,7 +227,7 @@ async fn obey(live: &Rc<Live>, method: &str, params: Option<&RawValue>, client: 
             let timeout = timeout.map_err(|e| Failure::new(Code::Parameters, format!("`timeout`: {e}")))?;
             match timeout {
                 Some(timeout) if tokio::time::timeout(timeout, job.done()).await.is_err() => {
-                    Err(Failure::new(Code::Job, format!("job {} still runs", job.number)))
+                    Err(Failure::new(Code::Job, format!("job {} still runs", job.plan.number)))
                 }
                 Some(_) => result(&job.end()),
                 None => {
@@ -240,7 +240,7 @@ async fn obey(live: &Rc<Live>, method: &str, params: Option<&RawValue>, client: 
             let Write { job, data, base64, eof } = parameters(params)?;
             let bytes = Bytes { data, base64 }.bytes()?;
             let job = live.job(job)?;
-            let closed = |e: std::io::Error| Failure::new(Code::Job, format!("job {} takes no input: {e}", job.number));
+            let closed = |e: std::io::Error| Failure::new(Code::Job, format!("job {} takes no input: {e}", job.plan.number));
             tokio::select! {
                 written = job.write(&bytes, eof) => written.map_err(closed)?,
                 // What it has left may have the other end, and never read.
