@@ -372,6 +372,30 @@ fn a_killed_session_takes_its_jobs_along_and_is_named() {
 }
 
 #[test]
+fn a_command_dies_with_the_client_that_waits_for_it() {
+    let sandbox = Sandbox::new();
+    session(&sandbox, &["start", "s"]).ok();
+    let canary = sandbox.canary("job");
+    for (options, lives) in [(&["exec", "s"][..], false), (&["exec", "-d", "s"], true)] {
+        let line = format!(": {canary}; (setsid sleep 301 &); echo begun; sleep 300");
+        let mut client = sandbox.hermes();
+        client.arg("session").args(options).args(["--", "sh", "-c", &line]).env("XDG_RUNTIME_DIR", &sandbox.home);
+        let mut client = client.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut begun = String::new();
+        BufReader::new(client.stdout.take().unwrap()).read_line(&mut begun).unwrap();
+        client.kill().unwrap();
+        client.wait().unwrap();
+        match lives {
+            true => assert!(!hermes_tests::processes_with(&canary).is_empty()),
+            false => assert_gone(&canary),
+        }
+    }
+    session(&sandbox, &["exec", "s", "true"]).ok();
+    session(&sandbox, &["stop", "s"]).ok();
+    assert_gone(&canary);
+}
+
+#[test]
 fn sessions_end_by_themselves() {
     let sandbox = Sandbox::new();
     let session = |words: &[&str]| session(&sandbox, words);

@@ -199,6 +199,7 @@ fn exec(args: ExecArgs) -> Result<u8, Error> {
         pty,
         timeout: args.timeout.map(|timeout| timeout.as_secs_f64()),
         background: args.background,
+        tied: !args.background,
         stream: !args.background,
         ..Start::default()
     };

@@ -328,7 +328,10 @@ impl Live {
             match said {
                 Err(_would_block) => {}
                 Ok(event) => match event? {
-                    None => return Ok(self.stop(Reason::Failed)),
+                    None => {
+                        self.stop(Reason::Failed);
+                        return Ok(());
+                    }
                     Some((event, fds)) => self.heard(event, fds),
                 },
             }

@@ -137,6 +137,8 @@ pub(crate) struct Start {
     pub(crate) timeout: Option<f64>,
     /// Processes that it leaves behind live on.
     pub(crate) background: bool,
+    /// It and what it left behind is killed when this client goes away.
+    pub(crate) tied: bool,
     /// How much of each stream is kept.
     pub(crate) keep: Keep,
     /// Its output comes as notifications, too.

@@ -1,5 +1,6 @@
 //! Clients of a session: reads requests, answers them when they are done.
 
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,12 +40,39 @@ fn answer(id: &Value, outcome: Result<Value, Failure>) -> String {
     format!("{answer}\n")
 }
 
+/// A client, as its requests know it.
+struct Client {
+    /// What it is told.
+    lines: mpsc::Sender<String>,
+    /// Jobs that die with it.
+    tied: RefCell<Vec<u32>>,
+    gone: Cell<bool>,
+}
+
+impl Client {
+    /// A job has started that dies with it; it may be gone by now.
+    fn tie(&self, live: &Live, job: u32) {
+        self.tied.borrow_mut().push(job);
+        if self.gone.get() {
+            self.leave(live);
+        }
+    }
+
+    fn leave(&self, live: &Live) {
+        self.gone.set(true);
+        for job in self.tied.take() {
+            let _ = live.kill(job);
+        }
+    }
+}
+
 /// Serves one client until it goes away or the session ends.
 pub(crate) async fn serve(live: Rc<Live>, reader: impl AsyncRead + Unpin, writer: impl AsyncWrite + Unpin + 'static) {
     let (lines, waiting) = mpsc::channel(WAITING);
     let writing = spawn_local(write_all(waiting, writer));
     let mut reader = BufReader::new(reader);
     let open = Arc::new(Semaphore::new(OPEN));
+    let client = Rc::new(Client { lines: lines.clone(), tied: RefCell::default(), gone: Cell::new(false) });
     let (mut line, mut introduced) = (Vec::new(), false);
     loop {
         line.clear();
@@ -76,15 +104,20 @@ pub(crate) async fn serve(live: Rc<Live>, reader: impl AsyncRead + Unpin, writer
             let _ = lines.send(answer(&request.id, outcome)).await;
             continue;
         }
-        live.used.set(Instant::now());
+        // Who only looks keeps nothing alive.
+        if request.method != "list" {
+            live.used.set(Instant::now());
+        }
         let Ok(permit) = Arc::clone(&open).acquire_owned().await else { break };
-        let (live, lines) = (Rc::clone(&live), lines.clone());
+        let (live, client) = (Rc::clone(&live), Rc::clone(&client));
         spawn_local(async move {
-            let outcome = obey(&live, &request.method, request.params, &lines).await;
-            let _ = lines.send(answer(&request.id, outcome)).await;
+            let outcome = obey(&live, &request.method, request.params, &client).await;
+            let _ = client.lines.send(answer(&request.id, outcome)).await;
             drop(permit);
         });
     }
+    client.leave(&live);
+    drop(client);
     if let Some(reason) = *live.over.borrow() {
         let _ = lines.send(notification(&Notification::Closing { reason })).await;
     }
@@ -147,13 +180,16 @@ fn result(value: &impl Serialize) -> Result<Value, Failure> {
     serde_json::to_value(value).map_err(|e| Failure::new(Code::Ended, format!("cannot express the answer as JSON: {e}")))
 }
 
-async fn obey(live: &Rc<Live>, method: &str, params: Value, lines: &mpsc::Sender<String>) -> Result<Value, Failure> {
-    let nothing = Ok(json!({}));
+async fn obey(live: &Rc<Live>, method: &str, params: Value, client: &Client) -> Result<Value, Failure> {
+    let (lines, nothing) = (&client.lines, Ok(json!({})));
     match method {
         "start" | "exec" => {
             let start: Start = parameters(params)?;
-            let client = start.stream.then(|| lines.clone());
-            let job = live.start(start, client).await?;
+            let (told, tied) = (start.stream.then(|| lines.clone()), start.tied);
+            let job = live.start(start, told).await?;
+            if tied {
+                client.tie(live, job.number);
+            }
             if method == "start" {
                 return result(&Started { job: job.number });
             }
