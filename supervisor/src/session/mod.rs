@@ -8,6 +8,7 @@ mod command;
 mod job;
 mod keep;
 mod live;
+mod mcp;
 mod place;
 pub(crate) mod protocol;
 mod server;
@@ -56,6 +57,9 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
     let mut log = Log::open(args.json_events.as_deref())?;
     let name: Vec<OsString> = vec![args.name.clone().unwrap_or_else(|| "serve".to_owned()).into()];
     let Ready { prepared, overlaid, mut guards, scratch } = run::get_ready(&args.policy, &name, &mut log)?;
+    if args.mcp {
+        mcp::needs_tools(&prepared.policy.mcp.tools, &prepared.policy.profile)?;
+    }
     let caller = prepared.caller.clone();
     let held: Vec<_> = overlaid.iter().map(crate::changes::Overlaid::lock).collect();
     // From the first thread, before the runtime: init dies with the thread that made it, prctl(2).
@@ -115,9 +119,13 @@ async fn attend(live: Rc<Live>, listener: Option<std::os::unix::net::UnixListene
             report(&live, "clients", accept(Rc::clone(&live), UnixListener::from_std(listener)?));
         }
         None => {
-            let live = Rc::clone(&live);
+            let (live, mcp) = (Rc::clone(&live), args.mcp);
             spawn_local(async move {
-                server::serve(Rc::clone(&live), tokio::io::stdin(), tokio::io::stdout()).await;
+                let (input, output) = (tokio::io::stdin(), tokio::io::stdout());
+                match mcp {
+                    true => mcp::serve(Rc::clone(&live), input, output).await,
+                    false => server::serve(Rc::clone(&live), input, output).await,
+                }
                 // Its only client has gone.
                 live.stop(Reason::Stopped);
             });
