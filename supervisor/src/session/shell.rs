@@ -8,8 +8,9 @@ use crate::output;
 use crate::supervise::candidates;
 
 /// What a shell says of itself at its end, on a descriptor that its commands do not have: directory and variables, each with a
-/// NUL behind it. The trap runs wherever the line ends, but for exec and a deadly signal.
-const WRAPPER: &str = r#"trap '{ printf "%s\0" "$(pwd -P)"; env -0; } >&3' EXIT; eval "$1" 3>&-"#;
+/// NUL behind it. The trap runs wherever the line ends, but for exec and a deadly signal; bash runs it for SIGTERM, too, where the
+/// descriptor is closed, and would complain of that.
+const WRAPPER: &str = r#"trap '{ { printf "%s\0" "$(pwd -P)"; env -0; } >&3; } 2>/dev/null' EXIT; eval "$1" 3>&-"#;
 /// What every shell sets for itself.
 const OWN: &[&str] = &["_", "SHLVL", "PWD", "OLDPWD"];
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use hermes_backends::plan::{NetworkPlan, Plan, Tier};
-use hermes_profiles::{Access, HomeMode, Policy};
+use hermes_profiles::{Access, Guarantee, HomeMode, Policy};
 
 use crate::output;
 use crate::session::keep::whole;
@@ -24,11 +24,13 @@ pub(super) fn instructions(policy: &Policy, plan: &Plan, guarded: bool) -> Strin
     };
     let _ = writeln!(text, "Workspace: {} ({workspace}).", output::path(&policy.workspace));
     let _ = writeln!(text, "Relative paths start at {}.", output::path(&plan.cwd));
-    let own = match policy.home.mode {
-        HomeMode::Private => "/tmp and the home directory are the sandbox's own and end with it.",
-        HomeMode::Hidden | HomeMode::Read => "/tmp is the sandbox's own and ends with it. The home directory is read-only.",
+    let home = match policy.home.mode {
+        _ if plan.lost.iter().any(|lost| lost.guarantee == Guarantee::HomePrivate) => "",
+        HomeMode::Private => "/tmp and the home directory are the sandbox's own and end with it.\n",
+        HomeMode::Hidden => "/tmp is the sandbox's own and ends with it. The home directory is empty.\n",
+        HomeMode::Read => "/tmp is the sandbox's own and ends with it. The home directory is read-only.\n",
     };
-    let _ = writeln!(text, "{own}");
+    text.push_str(home);
     let network = match plan.network {
         NetworkPlan::Private => "none but the sandbox's own loopback",
         NetworkPlan::NoSockets => "none",

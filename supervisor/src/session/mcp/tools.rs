@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::files::{MOST_EDITED, MOST_LINES, MOST_RAW, MOST_TEXT};
 use crate::output;
+use crate::session::protocol::Keep;
 
 /// Seconds that a command has when the call names none.
 pub(super) const TIMEOUT: f64 = 120.0;
@@ -32,7 +33,7 @@ pub(super) struct Exec {
     /// Text for its standard input; none by default.
     #[schemars(with = "String")]
     pub(super) stdin: Option<String>,
-    /// Seconds after which it is killed; 120 by default.
+    /// Seconds after which it is stopped; 120 by default.
     #[schemars(with = "f64")]
     pub(super) timeout: Option<f64>,
 }
@@ -99,8 +100,10 @@ fn describe(tool: McpTool, open: bool) -> Tool {
             "Run a command",
             format!(
                 "Run a command in the sandbox and wait for its end. Give `command` or `argv`. The answer holds its output and \
-                 `[status N]`; of each stream the first 20000 and the last 30000 bytes. What it leaves running is killed. \
-                 It is stopped after {TIMEOUT} seconds unless `timeout` says otherwise."
+                 `[status N]`; of each stream the first {} and the last {} bytes. What it leaves running is killed. \
+                 It is stopped after {TIMEOUT} seconds unless `timeout` says otherwise.",
+                Keep::default().head,
+                Keep::default().tail,
             ),
             schema::<Exec>(),
             ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(open),
@@ -139,6 +142,12 @@ fn schema<T: JsonSchema>() -> JsonObject {
     for noise in ["$schema", "title", "description"] {
         schema.remove(noise);
     }
+    for property in schema.get_mut("properties").and_then(Value::as_object_mut).into_iter().flat_map(JsonObject::values_mut) {
+        if let Some(property) = property.as_object_mut() {
+            // `null` is no value of theirs, and formats of Rust mean nothing to others.
+            property.retain(|key, value| key != "format" && !(key == "default" && value.is_null()));
+        }
+    }
     schema.as_object().cloned().unwrap_or_default()
 }
 
@@ -172,6 +181,8 @@ mod tests {
         let text = serde_json::to_value(&all).unwrap();
         assert_eq!(text[0]["inputSchema"]["properties"]["timeout"]["type"], "number", "{text:#}");
         assert_eq!(text[0]["inputSchema"].get("required"), None);
+        assert_eq!(text[1]["inputSchema"]["properties"]["limit"].as_object().unwrap().len(), 3, "{text:#}");
+        assert_eq!(text[1]["inputSchema"]["properties"]["offset"]["default"], 1);
         assert_eq!(text[1]["inputSchema"]["required"], json!(["path"]));
         assert_eq!(text[3]["inputSchema"]["required"], json!(["path", "old", "new"]));
         for tool in text.as_array().unwrap() {
