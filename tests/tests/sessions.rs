@@ -155,6 +155,9 @@ fn what_a_job_leaves_dies_with_it_unless_it_is_to_stay() {
     assert_eq!(running(&mut served, "stays"), 1, "by request");
     served.ask("kill", json!({"job": job}));
     assert!(wait_until(10, || running(&mut served, "stays") == 0));
+    let floods = served.ask("exec", json!({"argv": ["sh", "-c", "yes & echo begun"], "background": true}));
+    assert_eq!(floods["status"], 0);
+    served.ask("kill", json!({"job": floods["job"]}));
     // A server of one job is there for the next, which may signal it.
     let server = served.ask("exec", json!({"argv": ["sh", "-c", "sleep 300 & echo $!"], "background": true}));
     let pid = server["stdout"].as_str().unwrap().trim().to_owned();

@@ -85,7 +85,7 @@ pub(crate) enum Session {
 #[derive(Debug, Args)]
 #[command(override_usage = "hermes-sandbox session exec [OPTIONS] NAME [--] COMMAND [ARGUMENT]...")]
 pub(crate) struct ExecArgs {
-    /// Give it a pseudo-terminal
+    /// Give it a pseudo-terminal, also where we have none
     #[arg(short, long)]
     pub(crate) tty: bool,
     /// Let it run on, and what it starts; prints the job's number

@@ -14,10 +14,14 @@ use tokio::net::unix::pipe;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
 use super::keep::{Kept, whole};
-use super::protocol::{Bytes, End, Listed, Notification, Omitted, State, Stream};
+use super::protocol::{Bytes, End, Exit, Listed, Notification, Omitted, State, Stream};
 
 /// Bytes that are read at a time.
 const PIECE: usize = 64 * 1024;
+/// As much as the job itself can have left in a pipe, /proc/sys/fs/pipe-max-size.
+const LARGEST_PIPE: usize = 1 << 20;
+/// How long output of a terminal may take from one end to the other.
+const TERMINAL_DELAY: std::time::Duration = std::time::Duration::from_millis(50);
 /// Bytes of a shell's report that are taken over.
 const LONGEST_REPORT: usize = 1 << 20;
 /// What a job is answered with whose time was up, as timeout(1) has it.
@@ -127,27 +131,31 @@ impl Job {
         &self.kept[usize::from(stream == Stream::Stderr)]
     }
 
-    /// How it ended.
-    pub(crate) fn end(&self) -> End {
+    /// How it ended, or 0 while it runs.
+    pub(crate) fn exit(&self) -> Exit {
         let status = match *self.progress.borrow() {
             Progress::Exited(status) | Progress::Done(status) => status,
             Progress::Running => 0,
         };
         let (code, signal) = exit(status);
         let timed_out = self.timed_out.get();
+        Exit { status: if timed_out { TIMED_OUT } else { code }, signal: signal.map(str::to_owned), timed_out }
+    }
+
+    /// How it ended, and what is kept of its output.
+    pub(crate) fn end(&self) -> End {
+        let exit = self.exit();
         let (stdout, out) = self.kept(Stream::Stdout).borrow().text();
         let (stderr, err) = self.kept(Stream::Stderr).borrow().text();
         End {
             job: self.number,
-            status: if timed_out { TIMED_OUT } else { code },
-            signal: signal.map(str::to_owned),
-            timed_out,
             stdout,
             stderr: self.split.then_some(stderr),
             omitted: Omitted { stdout: out, stderr: err },
-            note: self.timeout.filter(|_| timed_out).map(|seconds| format!("[Command timed out after {seconds}s]")),
+            note: self.timeout.filter(|_| exit.timed_out).map(|seconds| format!("[Command timed out after {seconds}s]")),
             cwd: self.cwd.borrow().clone(),
             advice: Vec::new(),
+            exit,
         }
     }
 
@@ -160,28 +168,20 @@ impl Job {
             pty: self.master.get().is_some(),
             background: self.background,
             started: self.started,
-            status: ended.then(|| self.end_status()),
-        }
-    }
-
-    pub(crate) fn end_status(&self) -> u8 {
-        match *self.progress.borrow() {
-            _ if self.timed_out.get() => TIMED_OUT,
-            Progress::Exited(status) | Progress::Done(status) => exit(status).0,
-            Progress::Running => 0,
+            exit: ended.then(|| self.exit()),
         }
     }
 
     /// Takes its output to the end and tells its clients of it. `drained` is told when all is here that the job wrote before its
     /// end; what it has left in the background is listened to further.
     pub(crate) async fn take_output(self: Rc<Self>, source: Source, stream: Stream, drained: oneshot::Sender<()>) {
-        let (mut drained, mut carry) = (Some(drained), Vec::new());
+        let (mut drained, mut carry, mut rest) = (Some(drained), Vec::new(), 0);
         let mut buffer = vec![0; PIECE];
         loop {
             let piece = tokio::select! {
                 biased;
                 piece = source.read(&mut buffer) => piece,
-                _ = self.exited(), if drained.is_some() => match source.try_read(&mut buffer) {
+                _ = self.exited(), if drained.is_some() => match source.read_rest(&mut buffer).await {
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                         self.tell(stream, &mut carry, true).await;
                         drained.take();
@@ -195,6 +195,9 @@ impl Job {
                     self.kept(stream).borrow_mut().push(&buffer[..n]);
                     carry.extend_from_slice(&buffer[..n]);
                     self.tell(stream, &mut carry, false).await;
+                    rest += if self.has_exited() { n } else { 0 };
+                    // More than a pipe holds is of what it left.
+                    drained.take_if(|_| rest > LARGEST_PIPE);
                 }
                 // EIO: the last process that had the terminal open has closed it.
                 Ok(_) | Err(_) => {
@@ -212,7 +215,7 @@ impl Job {
             let piece = tokio::select! {
                 biased;
                 piece = source.read(&mut buffer) => piece,
-                _ = self.exited() => source.try_read(&mut buffer),
+                _ = self.exited() => source.read_rest(&mut buffer).await,
             };
             match piece {
                 Ok(n @ 1..) if all.len() <= LONGEST_REPORT => all.extend_from_slice(&buffer[..n]),
@@ -289,10 +292,15 @@ impl Source {
         }
     }
 
-    fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+    /// Reads what is there now that nobody is to write any more: asks the kernel, not the runtime, which may not know of it yet.
+    async fn read_rest(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Pipe(pipe) => pipe.try_read(buffer),
-            Self::Terminal(master) => Ok(nix::unistd::read(master.get_ref(), buffer)?),
+            Self::Pipe(pipe) => Ok(nix::unistd::read(pipe, buffer)?),
+            // What was written to a terminal arrives a moment later, tty_flip_buffer_push().
+            Self::Terminal(_) => match tokio::time::timeout(TERMINAL_DELAY, self.read(buffer)).await {
+                Ok(piece) => piece,
+                Err(_) => Err(io::ErrorKind::WouldBlock.into()),
+            },
         }
     }
 }

@@ -158,7 +158,7 @@ impl Live {
         let (spawn, mut streams) = self.prepare_job(number, &start)?;
         let plan = job::Plan {
             number,
-            argv: start.shell.as_ref().map_or_else(|| start.argv.clone(), |line| vec![line.clone()]),
+            argv: start.shell.iter().chain(&start.argv).map(|word| word.meant().to_string_lossy().into_owned()).collect(),
             started: clock::milliseconds(),
             background: start.background,
             split: !start.merge && start.pty.is_none(),
@@ -241,7 +241,7 @@ impl Live {
             }
             job.progress.send_replace(Progress::Done(status));
             live.used.set(Instant::now());
-            live.tell(&Notification::Job { job: job.number, state: State::Ended, status: Some(job.end_status()) });
+            live.tell(&Notification::Job { job: job.number, state: State::Ended, status: Some(job.exit().status) });
             live.forget_old();
         });
     }
@@ -287,21 +287,20 @@ impl Live {
             _ => self.environment.clone(),
         };
         for (name, value) in &start.env {
-            if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+            let value = value.meant();
+            if name.is_empty() || name.contains(['=', '\0']) || value.as_bytes().contains(&0) {
                 return Err(Failure::new(Code::Parameters, format!("`{}` cannot be a variable", output::clean(name))));
             }
             environment.retain(|(known, _)| known.as_os_str() != OsStr::new(name));
-            environment.push((name.into(), value.into()));
+            environment.push((name.into(), value));
         }
         let base = if start.shell.is_some() { &shell.cwd } else { &plan.cwd };
-        let cwd = start.cwd.as_ref().map_or_else(|| base.clone(), |cwd| base.join(cwd));
+        let cwd = start.cwd.as_ref().map_or_else(|| base.clone(), |cwd| base.join(cwd.meant()));
         let path = environment.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.clone());
         let path = path.as_deref().unwrap_or(OsStr::new(DEFAULT_PATH));
         let (candidates, args) = match &start.shell {
-            Some(line) => shell::command(line, path),
-            None => {
-                (candidates(OsStr::new(&start.argv[0]), path), start.argv.iter().map(|arg| arg.as_bytes().to_vec()).collect())
-            }
+            Some(line) => shell::command(&line.meant(), path),
+            None => (candidates(&start.argv[0].meant(), path), start.argv.iter().map(|arg| arg.meant().into_vec()).collect()),
         };
         if let Input::All(bytes) = &start.stdin {
             bytes.clone().bytes()?;

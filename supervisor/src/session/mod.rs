@@ -17,12 +17,15 @@ mod shell;
 use std::ffi::OsString;
 use std::future::Future;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::geteuid;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::unix::pipe;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::{LocalSet, spawn_local};
@@ -121,7 +124,7 @@ async fn attend(live: Rc<Live>, listener: Option<std::os::unix::net::UnixListene
         None => {
             let (live, mcp) = (Rc::clone(&live), args.mcp);
             spawn_local(async move {
-                let (input, output) = (tokio::io::stdin(), tokio::io::stdout());
+                let (input, output) = standard_streams();
                 match mcp {
                     true => mcp::serve(Rc::clone(&live), input, output).await,
                     false => server::serve(Rc::clone(&live), input, output).await,
@@ -135,6 +138,26 @@ async fn attend(live: Rc<Live>, listener: Option<std::os::unix::net::UnixListene
     // Clients are told.
     tokio::time::sleep(Duration::from_millis(20)).await;
     Ok(reason)
+}
+
+type Input = Box<dyn AsyncRead + Unpin + Send>;
+type Output = Box<dyn AsyncWrite + Unpin + Send>;
+
+/// The standard streams. Pipes are waited for by the runtime itself, which spares two changes of thread a message; they are opened
+/// anew, because who shares them with us does not expect that reads and writes fail for want of patience.
+fn standard_streams() -> (Input, Output) {
+    let pipe = |fd: i32| std::fs::metadata(format!("/proc/self/fd/{fd}")).is_ok_and(|meta| meta.file_type().is_fifo());
+    let input = || pipe::OpenOptions::new().open_receiver("/proc/self/fd/0");
+    let output = || pipe::OpenOptions::new().open_sender("/proc/self/fd/1");
+    let input: Input = match pipe(0).then(input) {
+        Some(Ok(pipe)) => Box::new(pipe),
+        _ => Box::new(tokio::io::stdin()),
+    };
+    let output: Output = match pipe(1).then(output) {
+        Some(Ok(pipe)) => Box::new(pipe),
+        _ => Box::new(tokio::io::stdout()),
+    };
+    (input, output)
 }
 
 /// A part of a session that ends it when it fails.

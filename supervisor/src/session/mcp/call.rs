@@ -12,7 +12,7 @@ use super::Front;
 use super::text;
 use super::tools::{self, Exec};
 use crate::session::job::Job;
-use crate::session::protocol::{Bytes, Failure, Input, Start};
+use crate::session::protocol::{Bytes, Failure, Input, Start, Word};
 
 /// Blocks of text, or why the tool could not do what it should.
 pub(super) type Answer = Result<Vec<String>, String>;
@@ -59,9 +59,9 @@ impl Front {
         let policy = self.live.prepared.borrow().plan.limits.timeout.map(|milliseconds| milliseconds as f64 / 1000.0);
         let asked = exec.timeout.unwrap_or(tools::TIMEOUT);
         let start = Start {
-            argv,
-            shell: exec.command,
-            cwd: exec.cwd,
+            argv: argv.into_iter().map(Word::Text).collect(),
+            shell: exec.command.map(Word::Text),
+            cwd: exec.cwd.map(Word::Text),
             stdin: exec.stdin.map_or(Input::Null, |text| Input::All(Bytes { data: Some(text), base64: None })),
             timeout: Some(policy.map_or(asked, |policy| asked.min(policy))),
             ..Start::default()
@@ -69,7 +69,7 @@ impl Front {
         let end = self.run(start, call).await?.end();
         let text = text::ended(&end, &cwd);
         // A status is the command's answer: `grep` and `diff` say "no" with 1. What did not come to its end is an error.
-        if end.timed_out { Err(text) } else { Ok(vec![text]) }
+        if end.exit.timed_out { Err(text) } else { Ok(vec![text]) }
     }
 
     /// Runs a job to its end, or kills it when nobody waits for it any more.

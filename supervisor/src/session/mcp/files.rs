@@ -7,7 +7,7 @@ use super::edit;
 use super::text;
 use super::tools::{Patch, Read, Write};
 use crate::output;
-use crate::session::protocol::{Bytes, Input, Keep, Start, Stream};
+use crate::session::protocol::{Bytes, Input, Keep, Start, Stream, Word};
 
 /// Lines that are read at a time, unless the call says otherwise.
 pub(super) const MOST_LINES: u64 = 2000;
@@ -104,7 +104,7 @@ impl Front {
         let end = job.end();
         let said = end.stderr.unwrap_or_default();
         // `tail` fails behind the pipe.
-        match end.status != 0 || bytes.is_empty() && !said.is_empty() {
+        match end.exit.status != 0 || bytes.is_empty() && !said.is_empty() {
             true => Err(failed("read", path, &end.note.unwrap_or(said))),
             false => Ok(bytes),
         }
@@ -113,7 +113,7 @@ impl Front {
     async fn put(&self, path: &str, content: Vec<u8>, call: &Call) -> Result<(), String> {
         let job = self.run(script(WRITE, path, &[], Input::All(Bytes::of(content)), 0)?, call).await?;
         let end = job.end();
-        match end.status {
+        match end.exit.status {
             0 => Ok(()),
             _ => Err(failed("write", path, &end.note.or(end.stderr).unwrap_or_default())),
         }
@@ -127,7 +127,7 @@ fn script(text: &str, path: &str, args: &[String], stdin: Input, head: usize) ->
     }
     let words = ["sh", "-c", text, "sh", path].map(str::to_owned);
     Ok(Start {
-        argv: words.into_iter().chain(args.iter().cloned()).collect(),
+        argv: words.into_iter().chain(args.iter().cloned()).map(Word::Text).collect(),
         stdin,
         timeout: Some(TIMEOUT),
         keep: Keep { head, tail: MOST_SAID },

@@ -61,10 +61,10 @@ pub(super) fn ended(end: &End, cwd: &Path) -> String {
         text.push_str("[standard error]\n");
         section(&mut text, stderr);
     }
-    let _ = match (&end.note, &end.signal) {
-        (Some(note), _) => write!(text, "{note}\n[status {}]", end.status),
-        (None, Some(signal)) => write!(text, "[status {}: ended by signal {signal}]", end.status),
-        (None, None) => write!(text, "[status {}]", end.status),
+    let _ = match (&end.note, &end.exit.signal) {
+        (Some(note), _) => write!(text, "{note}\n[status {}]", end.exit.status),
+        (None, Some(signal)) => write!(text, "[status {}: ended by signal {signal}]", end.exit.status),
+        (None, None) => write!(text, "[status {}]", end.exit.status),
     };
     if let Some(next) = end.cwd.as_ref().filter(|next| **next != output::path(cwd)) {
         let _ = write!(text, "\n[the next command line begins in {next}]");
@@ -123,6 +123,7 @@ fn nothing(offset: u64) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::session::protocol::{Exit, Omitted};
 
     fn of(bytes: &str, offset: u64, limit: u64, most: usize) -> (String, String) {
         let Page { text, note } = page(bytes.as_bytes(), offset, limit, most).unwrap();
@@ -146,17 +147,21 @@ mod tests {
         assert_eq!(page(b"a\xffb", 1, 9, 9), None);
     }
 
+    fn end(status: u8, signal: Option<&str>, cwd: Option<&str>) -> End {
+        let exit = Exit { status, signal: signal.map(str::to_owned), timed_out: status == 124 };
+        let (omitted, cwd) = (Omitted::default(), cwd.map(str::to_owned));
+        End { job: 1, exit, stdout: String::new(), stderr: Some(String::new()), omitted, note: None, cwd, advice: Vec::new() }
+    }
+
     #[test]
     fn an_end_is_told_with_what_the_model_needs() {
-        let cwd = Path::new("/w");
-        let end = End { stdout: "out".into(), stderr: Some("err\n".into()), status: 3, ..End::default() };
-        assert_eq!(ended(&end, cwd), "out\n[standard error]\nerr\n[status 3]");
-        let end = End { cwd: Some("/w".into()), ..End::default() };
-        assert_eq!(ended(&end, cwd), "[status 0]");
-        let end = End { cwd: Some("/x".into()), signal: Some("KILL".into()), status: 137, ..End::default() };
-        assert_eq!(ended(&end, cwd), "[status 137: ended by signal KILL]\n[the next command line begins in /x]");
-        let end =
-            End { note: Some("[Command timed out after 1s]".into()), status: 124, signal: Some("TERM".into()), ..End::default() };
-        assert_eq!(ended(&end, cwd), "[Command timed out after 1s]\n[status 124]");
+        let told = |end: &End| ended(end, Path::new("/w"));
+        let both = End { stdout: "out".into(), stderr: Some("err\n".into()), ..end(3, None, None) };
+        assert_eq!(told(&both), "out\n[standard error]\nerr\n[status 3]");
+        assert_eq!(told(&end(0, None, Some("/w"))), "[status 0]");
+        let killed = end(137, Some("KILL"), Some("/x"));
+        assert_eq!(told(&killed), "[status 137: ended by signal KILL]\n[the next command line begins in /x]");
+        let late = End { note: Some("[Command timed out after 1s]".into()), ..end(124, Some("TERM"), None) };
+        assert_eq!(told(&late), "[Command timed out after 1s]\n[status 124]");
     }
 }
