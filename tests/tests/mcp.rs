@@ -280,6 +280,19 @@ fn files_are_written_read_and_changed() {
 
 #[test]
 fn what_is_outside_stays_there() {
+    stays_outside(&[]);
+}
+
+#[test]
+fn what_is_outside_stays_there_with_landlock_alone() {
+    let probe = Sandbox::new().flags(["--tier", "landlock"]).sh("true");
+    if probe.code() == 125 {
+        skip!("no Landlock tier here: {}", probe.err().lines().next().unwrap_or_default());
+    }
+    stays_outside(&["--tier", "landlock"]);
+}
+
+fn stays_outside(options: &[&str]) {
     let sandbox = Sandbox::new();
     let canary = sandbox.canary("outside");
     let secret = sandbox.write(sandbox.outside.join("secret"), &canary);
@@ -297,7 +310,7 @@ fn what_is_outside_stays_there() {
         .plain_sh("echo more >> link && sed -i s/more// \"$(readlink link)\" && echo x > dangling && rm ../../outside/new")
         .ok();
     let before = fs::read(&secret).unwrap();
-    let mut client = Client::new(&sandbox);
+    let mut client = Client::with(&sandbox, options);
     for way in ways {
         assert!(!client.bad("read", json!({"path": way})).contains(&canary), "{way}");
         assert!(!client.bad("read", json!({"path": way, "base64": true})).contains(&canary), "{way}");
