@@ -27,7 +27,7 @@ pub(super) struct Exec {
     /// Instead of `command`: program and arguments, without a shell.
     #[schemars(with = "Vec<String>")]
     pub(super) argv: Option<Vec<String>>,
-    /// Working directory.
+    /// Working directory. By default a command line begins where the last one ended, and `argv` where relative paths start.
     #[schemars(with = "String")]
     pub(super) cwd: Option<String>,
     /// Text for its standard input; none by default.
