@@ -1,27 +1,24 @@
 //! One job as its session sees it: its streams, what is kept of them, and its end.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::Signal;
 use tokio::io::AsyncWriteExt;
 use tokio::io::unix::AsyncFd;
-use tokio::net::unix::pipe;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
 use super::keep::{Kept, whole};
 use super::protocol::{Bytes, End, Exit, Listed, Notification, Omitted, State, Stream};
+use super::streams::{Sink, Source, write_terminal};
 
-/// Bytes that are read at a time.
-const PIECE: usize = 64 * 1024;
+/// Bytes that are read at a time, of a job that says little and of one that says much.
+const PIECES: [usize; 2] = [4 * 1024, 64 * 1024];
 /// As much as the job itself can have left in a pipe, /proc/sys/fs/pipe-max-size.
 const LARGEST_PIPE: usize = 1 << 20;
-/// How long output of a terminal may take from one end to the other.
-const TERMINAL_DELAY: std::time::Duration = std::time::Duration::from_millis(50);
 /// Bytes of a shell's report that are taken over.
 const LONGEST_REPORT: usize = 1 << 20;
 /// What a job is answered with whose time was up, as timeout(1) has it.
@@ -47,31 +44,18 @@ pub(crate) struct Job {
     pub(crate) background: bool,
     /// Does standard error have a stream of its own?
     pub(crate) split: bool,
+    pub(crate) pty: bool,
     pub(crate) timeout: Option<f64>,
     pub(crate) timed_out: Cell<bool>,
     pub(crate) progress: watch::Sender<Progress>,
     pub(crate) stdin: Mutex<Option<Sink>>,
     /// Its terminal, once that is there.
-    pub(crate) master: OnceCell<Rc<AsyncFd<OwnedFd>>>,
+    pub(crate) master: RefCell<Option<Rc<AsyncFd<OwnedFd>>>>,
     kept: [RefCell<Kept>; 2],
     /// Who is told of its output.
     pub(crate) clients: RefCell<Vec<mpsc::Sender<String>>>,
     /// Where the next shell job begins, when this was one.
     pub(crate) cwd: RefCell<Option<String>>,
-}
-
-/// Where a job's input goes.
-#[derive(Debug)]
-pub(crate) enum Sink {
-    Pipe(pipe::Sender),
-    Terminal(Rc<AsyncFd<OwnedFd>>),
-}
-
-/// What a job's output comes from.
-#[derive(Debug)]
-pub(crate) enum Source {
-    Pipe(pipe::Receiver),
-    Terminal(Rc<AsyncFd<OwnedFd>>),
 }
 
 /// What is known of a job before it starts.
@@ -82,24 +66,26 @@ pub(crate) struct Plan {
     pub(crate) started: u64,
     pub(crate) background: bool,
     pub(crate) split: bool,
+    pub(crate) pty: bool,
     pub(crate) timeout: Option<f64>,
     pub(crate) keep: super::protocol::Keep,
 }
 
 impl Job {
     pub(crate) fn new(plan: Plan) -> Self {
-        let Plan { number, argv, started, background, split, timeout, keep } = plan;
+        let Plan { number, argv, started, background, split, pty, timeout, keep } = plan;
         Self {
             number,
             argv,
             started,
             background,
             split,
+            pty,
             timeout,
             timed_out: Cell::new(false),
             progress: watch::Sender::new(Progress::Running),
             stdin: Mutex::new(None),
-            master: OnceCell::new(),
+            master: RefCell::default(),
             kept: [RefCell::new(Kept::new(keep)), RefCell::new(Kept::new(keep))],
             clients: RefCell::default(),
             cwd: RefCell::new(None),
@@ -125,6 +111,14 @@ impl Job {
     pub(crate) async fn done(&self) {
         let mut progress = self.progress.subscribe();
         let _ = progress.wait_for(|progress| matches!(progress, Progress::Done(_))).await;
+    }
+
+    /// Gives back what only a job that runs needs. What one has left in the background may have the terminal still.
+    pub(crate) async fn release(&self) {
+        if !self.background {
+            *self.stdin.lock().await = None;
+            self.master.take();
+        }
     }
 
     pub(crate) fn kept(&self, stream: Stream) -> &RefCell<Kept> {
@@ -165,7 +159,7 @@ impl Job {
             job: self.number,
             argv: self.argv.clone(),
             state: if ended { State::Ended } else { State::Running },
-            pty: self.master.get().is_some(),
+            pty: self.pty,
             background: self.background,
             started: self.started,
             exit: ended.then(|| self.exit()),
@@ -176,7 +170,7 @@ impl Job {
     /// end; what it has left in the background is listened to further.
     pub(crate) async fn take_output(self: Rc<Self>, source: Source, stream: Stream, drained: oneshot::Sender<()>) {
         let (mut drained, mut carry, mut rest) = (Some(drained), Vec::new(), 0);
-        let mut buffer = vec![0; PIECE];
+        let mut buffer = vec![0; PIECES[0]];
         loop {
             let piece = tokio::select! {
                 biased;
@@ -198,6 +192,9 @@ impl Job {
                     rest += if self.has_exited() { n } else { 0 };
                     // More than a pipe holds is of what it left.
                     drained.take_if(|_| rest > LARGEST_PIPE);
+                    if n == buffer.len() {
+                        buffer.resize(PIECES[1], 0);
+                    }
                 }
                 // EIO: the last process that had the terminal open has closed it.
                 Ok(_) | Err(_) => {
@@ -210,7 +207,7 @@ impl Job {
 
     /// Takes what comes until its first process has ended, as far as it is not too much.
     pub(crate) async fn collect(self: Rc<Self>, source: Source) -> Vec<u8> {
-        let (mut all, mut buffer) = (Vec::new(), vec![0; PIECE]);
+        let (mut all, mut buffer) = (Vec::new(), vec![0; PIECES[0]]);
         loop {
             let piece = tokio::select! {
                 biased;
@@ -266,59 +263,6 @@ impl Job {
         }
         written
     }
-}
-
-async fn write_terminal(master: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let written = master.async_io(tokio::io::Interest::WRITABLE, |fd| Ok(nix::unistd::write(fd, bytes)?)).await?;
-        bytes = &bytes[written..];
-    }
-    Ok(())
-}
-
-impl Source {
-    async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Pipe(pipe) => loop {
-                pipe.readable().await?;
-                match pipe.try_read(buffer) {
-                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                    other => return other,
-                }
-            },
-            Self::Terminal(master) => {
-                master.async_io(tokio::io::Interest::READABLE, |fd| Ok(nix::unistd::read(fd, buffer)?)).await
-            }
-        }
-    }
-
-    /// Reads what is there now that nobody is to write any more: asks the kernel, not the runtime, which may not know of it yet.
-    async fn read_rest(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Pipe(pipe) => Ok(nix::unistd::read(pipe, buffer)?),
-            // What was written to a terminal arrives a moment later, tty_flip_buffer_push().
-            Self::Terminal(_) => match tokio::time::timeout(TERMINAL_DELAY, self.read(buffer)).await {
-                Ok(piece) => piece,
-                Err(_) => Err(io::ErrorKind::WouldBlock.into()),
-            },
-        }
-    }
-}
-
-/// The pseudo-terminal's master, to be waited for.
-pub(crate) fn terminal(master: OwnedFd) -> io::Result<Rc<AsyncFd<OwnedFd>>> {
-    let flags = OFlag::from_bits_truncate(fcntl(&master, FcntlArg::F_GETFL)?);
-    fcntl(master.as_fd(), FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
-    watched(master).map(Rc::new)
-}
-
-/// A descriptor to be waited for.
-#[allow(
-    deprecated,
-    reason = "what replaces it is unsafe; an OwnedFd names one open file as long as it lives, which is all it asks for"
-)]
-pub(crate) fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    AsyncFd::new(fd)
 }
 
 /// Exit status and the name of a signal from what wait(2) says.

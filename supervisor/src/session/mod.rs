@@ -13,6 +13,7 @@ mod place;
 pub(crate) mod protocol;
 mod server;
 mod shell;
+mod streams;
 
 use std::ffi::OsString;
 use std::future::Future;
@@ -57,9 +58,20 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
         (None, Some(path)) => Some(bind(path)?),
         (None, None) => None,
     };
+    let _named = args.socket.as_deref().map(Named);
     let mut log = Log::open(args.json_events.as_deref())?;
+    let outcome = open_and_attend(args, listener, place, &mut log);
+    run::told_end(outcome, &mut log)
+}
+
+fn open_and_attend(
+    args: &ServeArgs,
+    listener: Option<std::os::unix::net::UnixListener>,
+    place: Option<place::Place>,
+    log: &mut Log,
+) -> Result<u8, Error> {
     let name: Vec<OsString> = vec![args.name.clone().unwrap_or_else(|| "serve".to_owned()).into()];
-    let Ready { prepared, overlaid, mut guards, scratch } = run::get_ready(&args.policy, &name, &mut log)?;
+    let Ready { prepared, overlaid, mut guards, scratch } = run::get_ready(&args.policy, &name, log)?;
     if args.mcp {
         mcp::needs_tools(&prepared.policy.mcp.tools, &prepared.policy.profile)?;
     }
@@ -69,7 +81,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
     let opened = engine::open(&prepared, &held, guards.as_mut())?;
     let (sandbox, environment, group) = opened.parts();
     more_descriptors();
-    let live = Live::new(sandbox, prepared, environment, guards, args.name.clone());
+    let live = Live::new(sandbox, prepared, environment, guards, args.name.clone(), std::mem::take(log));
     if let Some(place) = &place {
         place.ready()?;
     }
@@ -81,8 +93,9 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
     drop(local);
     runtime.shutdown_background();
     let guards = live.guards.take();
+    *log = live.log.take();
     drop(live);
-    engine::close(group, guards, &mut log)?;
+    engine::close(group, guards, log)?;
     if let Some(overlaid) = overlaid {
         overlaid.finish(&caller);
     }
@@ -216,6 +229,15 @@ fn bind(path: &Path) -> Result<std::os::unix::net::UnixListener, Error> {
     let bound = std::os::unix::net::UnixListener::bind(path);
     umask(mask);
     bound.map_err(cannot)
+}
+
+/// A socket that goes with who listens.
+struct Named<'p>(&'p Path);
+
+impl Drop for Named<'_> {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.0);
+    }
 }
 
 /// Every job has some; init and its jobs have their own limit already.

@@ -7,6 +7,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 /// The version that is spoken.
 pub(crate) const VERSION: u32 = 1;
@@ -25,7 +26,8 @@ pub(crate) struct Request {
     pub(crate) method: String,
     /// See the method.
     #[serde(default)]
-    pub(crate) params: Value,
+    #[schemars(with = "Value")]
+    pub(crate) params: Option<Box<RawValue>>,
 }
 
 /// Why a request failed.
