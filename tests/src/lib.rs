@@ -13,7 +13,7 @@ mod quarantine;
 mod sandbox;
 mod skip;
 
-pub use agent::agent_packages;
+pub use agent::{agent_packages, mcp_packages};
 pub use changes::let_files_age;
 pub use host::{Listener, TreeSnapshot, assert_gone, processes_with, wait_until};
 pub use outcome::{Live, Outcome, run_to_end, run_to_end_with_input, run_to_end_within, shell_line};

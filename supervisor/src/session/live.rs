@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -114,6 +114,16 @@ impl Live {
     pub(crate) fn job(&self, number: u32) -> Result<Rc<Job>, Failure> {
         let none = || Failure::new(Code::Job, format!("there is no job {number}")).hint("`list` names the jobs");
         self.jobs.borrow().get(&number).cloned().ok_or_else(none)
+    }
+
+    /// Nobody will ask for it again.
+    pub(crate) fn forget(&self, number: u32) {
+        self.jobs.borrow_mut().remove(&number);
+    }
+
+    /// Where the next shell job begins.
+    pub(crate) fn shell_cwd(&self) -> PathBuf {
+        self.shell.borrow().cwd.clone()
     }
 
     pub(crate) fn jobs(&self) -> Vec<Rc<Job>> {

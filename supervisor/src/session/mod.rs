@@ -8,6 +8,7 @@ mod command;
 mod job;
 mod keep;
 mod live;
+mod mcp;
 mod place;
 pub(crate) mod protocol;
 mod server;
@@ -71,6 +72,9 @@ fn open_and_attend(
 ) -> Result<u8, Error> {
     let name: Vec<OsString> = vec![args.name.clone().unwrap_or_else(|| "serve".to_owned()).into()];
     let Ready { prepared, overlaid, mut guards, scratch } = run::get_ready(&args.policy, &name, log)?;
+    if args.mcp {
+        mcp::needs_tools(&prepared.policy.mcp.tools, &prepared.policy.profile)?;
+    }
     let caller = prepared.caller.clone();
     let held: Vec<_> = overlaid.iter().map(crate::changes::Overlaid::lock).collect();
     // From the first thread, before the runtime: init dies with the thread that made it, prctl(2).
@@ -131,10 +135,13 @@ async fn attend(live: Rc<Live>, listener: Option<std::os::unix::net::UnixListene
             report(&live, "clients", accept(Rc::clone(&live), UnixListener::from_std(listener)?));
         }
         None => {
-            let live = Rc::clone(&live);
+            let (live, mcp) = (Rc::clone(&live), args.mcp);
             spawn_local(async move {
                 let (input, output) = standard_streams();
-                server::serve(Rc::clone(&live), input, output).await;
+                match mcp {
+                    true => mcp::serve(Rc::clone(&live), input, output).await,
+                    false => server::serve(Rc::clone(&live), input, output).await,
+                }
                 // Its only client has gone.
                 live.stop(Reason::Stopped);
             });
@@ -146,8 +153,8 @@ async fn attend(live: Rc<Live>, listener: Option<std::os::unix::net::UnixListene
     Ok(reason)
 }
 
-type Input = Box<dyn AsyncRead + Unpin>;
-type Output = Box<dyn AsyncWrite + Unpin>;
+type Input = Box<dyn AsyncRead + Unpin + Send>;
+type Output = Box<dyn AsyncWrite + Unpin + Send>;
 
 /// The standard streams. Pipes are waited for by the runtime itself, which spares two changes of thread a message; they are opened
 /// anew, because who shares them with us does not expect that reads and writes fail for want of patience.

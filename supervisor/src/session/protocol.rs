@@ -460,6 +460,11 @@ impl Bytes {
         }
     }
 
+    /// As base64 whatever they are.
+    pub(crate) fn encoded(bytes: &[u8]) -> String {
+        encode(bytes)
+    }
+
     /// The bytes.
     ///
     /// # Errors

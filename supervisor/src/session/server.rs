@@ -151,7 +151,7 @@ pub(crate) async fn serve(live: Rc<Live>, reader: impl AsyncRead + Unpin, writer
     }
 }
 
-async fn write_all(mut lines: mpsc::Receiver<String>, mut writer: impl AsyncWrite + Unpin) {
+pub(crate) async fn write_all(mut lines: mpsc::Receiver<String>, mut writer: impl AsyncWrite + Unpin) {
     while let Some(line) = lines.recv().await {
         if writer.write_all(line.as_bytes()).await.is_err() || lines.is_empty() && writer.flush().await.is_err() {
             return;
