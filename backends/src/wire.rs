@@ -4,6 +4,7 @@
 //! travels as the first descriptor. Init is trusted by the supervisor no more than it must be: whatever arrives is
 //! decoded with limits and never panics.
 
+use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
@@ -304,12 +305,19 @@ impl Channel {
 
     /// Waits for one message; `None` at the end of the stream.
     pub fn receive<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>, Errno> {
-        let mut buffer = vec![0; INLINE + 1];
+        thread_local! {
+            /// Zeros cost more than a message.
+            static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; INLINE + 1]);
+        }
+        BUFFER.with_borrow_mut(|buffer| self.receive_in(buffer))
+    }
+
+    fn receive_in<T: DeserializeOwned>(&self, buffer: &mut [u8]) -> Result<Option<(T, Vec<OwnedFd>)>, Errno> {
         // Room for all, so that none is left in our table unseen.
         let mut space = nix::cmsg_space!([RawFd; SCM_MAX_FD]);
         let mut reset = false;
         let (length, mut fds, too_much) = loop {
-            let mut parts = [IoSliceMut::new(&mut buffer)];
+            let mut parts = [IoSliceMut::new(buffer)];
             match recvmsg::<()>(self.0.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
                 Err(Errno::EINTR) => {}
                 // A peer that ended with unread messages: the kernel says so once, before what it sent is delivered.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::policy::{Access, Guarantee, HomeMode, Origin};
+use crate::policy::{Access, Guarantee, HomeMode, McpTool, Origin};
 
 /// The file that entries are from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,6 +68,8 @@ pub struct Layer {
     pub routes: Vec<Entry<RouteEntry>>,
     /// Unix sockets of the host.
     pub connect: Option<Vec<Entry<String>>>,
+    /// Tools for MCP clients: the key's line, and all that it names.
+    pub mcp_tools: Option<Entry<Vec<Entry<McpTool>>>>,
     /// Limits, in the order in which they are applied.
     pub limits: Vec<Entry<Limit>>,
     /// Kernel interfaces.

@@ -35,8 +35,8 @@ pub use error::PolicyError;
 pub use guard::GuardRules;
 pub use merge::is_broad;
 pub use policy::{
-    Access, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, KernelRules, Limits, Network, Origin, Place, Policy, Route,
-    UnixRules,
+    Access, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, KernelRules, Limits, McpRules, McpTool, Network, Origin,
+    Place, Policy, Route, UnixRules,
 };
 pub use request::{Caller, Files, MAX_FILE, Overrides, Request, Resolved};
 pub use resolve::resolve;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::error::PolicyError;
 use crate::layer::{Entry, KernelKey, Limit, NetworkMode, PathEntry, Place};
 use crate::paths::{self, Unset};
-use crate::policy::{Access, FileRule, Guarantee, HomeMode, KernelRules, Limits, Network, Origin, Route};
+use crate::policy::{Access, FileRule, Guarantee, HomeMode, KernelRules, Limits, McpRules, Network, Origin, Route};
 use crate::profile::Placed;
 use crate::request::Caller;
 use crate::selector::{self, GuardRules, Selector};
@@ -39,6 +39,7 @@ pub(crate) struct Draft<'a> {
     pub(crate) network: Option<NetworkMode>,
     pub(crate) routes: Vec<Route>,
     pub(crate) connect: BTreeSet<PathBuf>,
+    pub(crate) mcp: McpRules,
     pub(crate) limits: Limits,
     pub(crate) kernel: KernelRules,
     prefer: BTreeSet<Guarantee>,
@@ -63,6 +64,7 @@ impl<'a> Draft<'a> {
             network: None,
             routes: Vec::new(),
             connect: BTreeSet::new(),
+            mcp: McpRules::default(),
             limits: Limits { grace: DEFAULT_GRACE, ..Limits::default() },
             kernel: KernelRules::default(),
             prefer: BTreeSet::new(),
@@ -103,6 +105,9 @@ impl<'a> Draft<'a> {
             if let Some(path) = self.expand(&place, base, text, optional, entry.line)? {
                 self.connect.insert(path);
             }
+        }
+        if let Some(tools) = layer.mcp_tools {
+            self.mcp.tools = tools.value.into_iter().map(|entry| entry.value).collect();
         }
         for limit in layer.limits {
             set_limit(&mut self.limits, limit.value);

@@ -6,7 +6,7 @@ use toml::de::{DeString, DeTable, DeValue};
 use crate::error::{PolicyError, suggestion};
 use crate::layer::{Entry, Layer, Limit, NetworkMode, PathEntry, Place, RouteEntry};
 use crate::names;
-use crate::policy::{Access, Guarantee, HomeMode};
+use crate::policy::{Access, Guarantee, HomeMode, McpTool};
 use crate::selector;
 use crate::values;
 
@@ -221,6 +221,10 @@ fn profile(mut root: Table<'_, '_>) -> Result<Layer, PolicyError> {
         layer.connect = table.take("connect").map(Value::texts).transpose()?;
         table.finish()?;
     }
+    if let Some(mut table) = root.table("mcp")? {
+        layer.mcp_tools = table.take("tools").map(mcp_tools).transpose()?;
+        table.finish()?;
+    }
     if let Some(mut table) = root.table("limits")? {
         for key in values::LIMITS {
             layer.limits.extend(table.take(key).map(|value| limit(key, value)).transpose()?);
@@ -333,6 +337,12 @@ fn route(value: Value<'_, '_>) -> Result<Entry<RouteEntry>, PolicyError> {
     }
     table.finish()?;
     Ok(Entry { value: RouteEntry { host: canonical, ports }, line: host.line })
+}
+
+fn mcp_tools(value: Value<'_, '_>) -> Result<Entry<Vec<Entry<McpTool>>>, PolicyError> {
+    let names = McpTool::ALL.map(McpTool::name);
+    let tools = value.items()?.map(|item| item.word(&names, McpTool::from_name)).collect::<Result<_, _>>()?;
+    Ok(value.entry(tools))
 }
 
 fn limit(key: &'static str, value: Value<'_, '_>) -> Result<Entry<Limit>, PolicyError> {

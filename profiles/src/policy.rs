@@ -33,6 +33,8 @@ pub struct Policy {
     pub network: Network,
     /// Unix sockets of the host that may be reached.
     pub unix: UnixRules,
+    /// What an MCP client may use.
+    pub mcp: McpRules,
     /// Resource limits.
     pub limits: Limits,
     /// Kernel interfaces beyond the default filter.
@@ -202,6 +204,47 @@ pub struct UnixRules {
     /// Sockets that may be connected to.
     #[serde(with = "crate::ospath::list")]
     pub connect: Vec<PathBuf>,
+}
+
+/// What `serve --mcp` offers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct McpRules {
+    /// Tools; all others are refused.
+    pub tools: BTreeSet<McpTool>,
+}
+
+/// A tool for MCP clients. Whatever it does, it does inside the sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum McpTool {
+    /// Runs a command.
+    Exec,
+    /// Reads a file.
+    Read,
+    /// Writes a whole file.
+    Write,
+    /// Replaces text in a file.
+    Patch,
+}
+
+impl McpTool {
+    /// All tools.
+    pub const ALL: [Self; 4] = [Self::Exec, Self::Read, Self::Write, Self::Patch];
+
+    /// As profiles and clients write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exec => "exec",
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Patch => "patch",
+        }
+    }
+
+    /// The tool with this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|tool| tool.name() == name)
+    }
 }
 
 /// Resource limits; `None` means not limited.

@@ -14,6 +14,7 @@
 //! | `network.mode` | as included; `routes` if there are routes, else `off` | |
 //! | `network.route.ports` | 443 and 80 | error |
 //! | `unix.connect` | as included | nothing more |
+//! | `mcp.tools` | as included, else none | none |
 //! | `limits.*` | as included, else no limit; `grace` 2 s | |
 //! | `kernel.*` | as included, else `false` | |
 //! | `guarantees.prefer`, `require` | as included | nothing more |
@@ -22,11 +23,13 @@
 //!
 //! Includes come before the file that names them, in the order in which it names them; each is applied once, where it is met
 //! first. A cycle is an error. Then, file by file:
-//! - Lists are united. The order of files does not matter for `hide`, `guard`, `unguard`, `prevent`, `stage`, `allow`, `deny`,
+//! - Lists are united, but for `mcp.tools`. The order of files does not matter for `hide`, `guard`, `unguard`, `prevent`, `stage`, `allow`, `deny`,
 //!   `connect`, routes, `prefer` and `require`, nor for paths that only one access is named for.
 //! - A path for which files name different access has that of the last file; but hidden stays hidden. The flags count as
 //!   the last file. In one file this is an error.
 //! - `require` wins over `prefer`, `deny` over `allow`, also over `--env`.
+//! - `mcp.tools` is one value although it is a list: the last file that names it decides about all of it, so that a profile can
+//!   offer less than one that it includes.
 //! - Everything else is a scalar: the last file that says something decides. Variables in `set` are scalars by name.
 //! - `cache` is `overlay` with a `?` in front of every entry.
 //!

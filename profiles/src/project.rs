@@ -7,6 +7,7 @@
 //! - `filesystem.read`, `overlay` and `cache` lower grants that the policy already has at or below a path. They do not cut
 //!   a new rule out of the middle of a grant: a symlink there would lead it elsewhere.
 //! - `network.mode` may be lowered, and routes may be left out; `unix.connect` names those that remain.
+//! - `mcp.tools` names those that remain.
 //! - `limits` may be lowered, `kernel` switches turned to the stricter side.
 //! - Anything that would add is an error with its line.
 
@@ -107,6 +108,7 @@ impl Narrowing<'_> {
         self.policy.environment.deny.extend(layer.deny.iter().map(|entry| entry.value.clone()));
         self.network(layer)?;
         self.unix(layer)?;
+        self.mcp(layer)?;
         for limit in &layer.limits {
             self.limit(limit)?;
         }
@@ -261,6 +263,17 @@ impl Narrowing<'_> {
             kept.push(path);
         }
         self.policy.unix.connect = kept;
+        Ok(())
+    }
+
+    fn mcp(&mut self, layer: &Layer) -> Result<(), PolicyError> {
+        let Some(tools) = &layer.mcp_tools else { return Ok(()) };
+        let offered = &mut self.policy.mcp.tools;
+        if let Some(more) = tools.value.iter().find(|tool| !offered.contains(&tool.value)) {
+            let what = format!("mcp.tools: the policy does not offer {}", more.value.name());
+            return Err(self.widens(more.line, &what));
+        }
+        *offered = tools.value.iter().map(|tool| tool.value).collect();
         Ok(())
     }
 

@@ -74,6 +74,7 @@ pub fn resolve(request: &Request, files: &dyn Files) -> Result<Resolved, PolicyE
         },
         network,
         unix: UnixRules { connect: std::mem::take(&mut draft.connect).into_iter().collect() },
+        mcp: std::mem::take(&mut draft.mcp),
         preferred: draft.preferred(),
         accepted: accepted(request)?,
         guard: draft.guard(),

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use hermes_profiles::guard::Selector;
 use hermes_profiles::project::{PROJECT_FILE, narrow};
 use hermes_profiles::trust::{self, Trust};
-use hermes_profiles::{Access, Guarantee, HomeMode, Limits, Network, Policy, Request, environment, profile};
+use hermes_profiles::{Access, Guarantee, HomeMode, Limits, McpTool, Network, Policy, Request, environment, profile};
 use proptest::prelude::*;
 use support::*;
 
@@ -67,6 +67,8 @@ timeout = "5m"
 strict = true
 [guarantees]
 require = ["memory-limited"]
+[mcp]
+tools = ["read", "exec"]
 "#;
     let mut request = request("agent");
     request.overrides.rw = vec!["/srv/data".into()];
@@ -84,6 +86,7 @@ require = ["memory-limited"]
     assert_eq!((narrowed.limits.memory, narrowed.limits.memory_percent), (Some(1 << 30), Some(75)));
     assert_eq!((narrowed.limits.processes, narrowed.limits.timeout), (Some(10), Some(300_000)));
     assert!(narrowed.kernel.strict && narrowed.requires(Guarantee::MemoryLimited));
+    assert_eq!(Vec::from_iter(narrowed.mcp.tools), [McpTool::Exec, McpTool::Read]);
     assert_eq!(narrowed.guard.add, [Selector::Anywhere("**/special".into())]);
     assert_eq!(
         environment::filter(&narrowed.environment, variables(&[("EDITOR", "vi"), ("GH_TOKEN", "x")]).into_iter()).passed.len(),
@@ -124,6 +127,8 @@ fn whatever_adds_is_an_error_with_its_line() {
     }
     let mut review = request("review");
     review.overrides.overlay = false;
+    let more = error(&review, &trusted("schema = 1\n[mcp]\ntools = [\"read\", \"exec\"]\n"));
+    assert!(more.contains(":3: mcp.tools: the policy does not offer exec; a project file may only take away"), "{more}");
     assert!(error(&review, &trusted("schema = 1\n[filesystem]\nworkspace = \"write\"\n")).contains("filesystem.workspace"));
 }
 
@@ -255,15 +260,16 @@ fn some_profile(density: f64) -> impl Strategy<Value = String> {
         maybe(density, vec!["strict = true", "strict = false", "nested-sandbox = true", "unix-datagram = true"]),
         maybe(density, vec!["require = [\"tree-killed\"]", "prefer = [\"tree-killed\"]", "prefer = []"]),
         maybe(density, vec!["connect = []", "connect = [\"/run/a\"]", "connect = [\"/run/b\"]"]),
+        maybe(density, vec!["tools = []", "tools = [\"read\"]", "tools = [\"write\", \"read\"]"]),
         prop::collection::vec(
             (prop::sample::select(vec!["a.example.test", "b.example.test"]), prop::collection::vec(1_u16..4, 1..3)),
             0..3,
         )
         .prop_map(move |routes| if density < 0.2 && routes.len() > 1 { Vec::new() } else { routes }),
     );
-    (files, rest).prop_map(|((workspace, home, read, write, cache, hide), (allow, deny, mode, memory, limit, kernel, guarantee, connect, routes))| {
+    (files, rest).prop_map(|((workspace, home, read, write, cache, hide), (allow, deny, mode, memory, limit, kernel, guarantee, connect, tools, routes))| {
         let mut text = format!("schema = 1\n[filesystem]\n{workspace}{home}{read}{write}{cache}{hide}");
-        text += &format!("[environment]\n{allow}{deny}[limits]\n{memory}{limit}[kernel]\n{kernel}[guarantees]\n{guarantee}[unix]\n{connect}");
+        text += &format!("[environment]\n{allow}{deny}[limits]\n{memory}{limit}[kernel]\n{kernel}[guarantees]\n{guarantee}[unix]\n{connect}[mcp]\n{tools}");
         text += &format!("[network]\n{}", if routes.is_empty() { mode } else { String::new() });
         for (host, ports) in routes {
             text += &format!("[[network.route]]\nhost = \"{host}\"\nports = {ports:?}\n");
@@ -306,6 +312,7 @@ proptest! {
         prop_assert!(limits_narrower(&after.limits, &before.limits));
         prop_assert!(network_narrower(&after.network, &before.network));
         prop_assert!(after.unix.connect.iter().all(|path| before.unix.connect.contains(path)));
+        prop_assert!(after.mcp.tools.is_subset(&before.mcp.tools));
         prop_assert!(after.preferred.is_subset(&before.preferred) && after.accepted == before.accepted);
         prop_assert!(before.guard.add.iter().all(|glob| after.guard.add.contains(glob)));
         prop_assert_eq!(&before.guard.allow, &after.guard.allow);

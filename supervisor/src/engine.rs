@@ -1,6 +1,5 @@
 //! The seam to the backends: everything of theirs that this crate calls.
 
-use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -149,9 +148,11 @@ fn environment(prepared: &Prepared) -> Vec<(OsString, OsString)> {
 }
 
 /// The variables that a job gets whose caller has these.
-pub(crate) fn environment_for(prepared: &Prepared, caller: &BTreeMap<String, String>) -> Vec<(OsString, OsString)> {
-    let variables = caller.iter().map(|(name, value)| (name.into(), value.into()));
-    redirected(prepared, hermes_profiles::environment::filter(&prepared.policy.environment, variables).passed)
+pub(crate) fn environment_for(
+    prepared: &Prepared,
+    caller: impl Iterator<Item = (OsString, OsString)>,
+) -> Vec<(OsString, OsString)> {
+    redirected(prepared, hermes_profiles::environment::filter(&prepared.policy.environment, caller).passed)
 }
 
 fn redirected(prepared: &Prepared, mut environment: Vec<(OsString, OsString)>) -> Vec<(OsString, OsString)> {

@@ -64,6 +64,14 @@ pub(crate) enum Event<'a> {
     },
 }
 
+impl Event<'_> {
+    /// The end of a command; `status` is that of wait(2).
+    pub(crate) fn exited(job: u32, status: i32) -> Self {
+        let signal = Some(status & 0x7f).filter(|signal| *signal != 0);
+        Self::JobExit { job, status: signal.is_none().then_some((status >> 8) as u8), signal }
+    }
+}
+
 #[derive(Serialize)]
 struct Line<'a> {
     v: u32,
@@ -162,10 +170,7 @@ mod tests {
             "{\"v\":1,\"time\":7,\"event\":\"lost\",\"guarantee\":\"memory-limited\",\"required\":false,\
              \"reason\":\"no control group\",\"remedy\":\"log in\"}\n"
         );
-        assert_eq!(
-            text(&Event::JobExit { job: 1, status: None, signal: Some(9) }),
-            "{\"v\":1,\"time\":7,\"event\":\"job-exit\",\"job\":1,\"signal\":9}\n"
-        );
+        assert_eq!(text(&Event::exited(1, 9)), "{\"v\":1,\"time\":7,\"event\":\"job-exit\",\"job\":1,\"signal\":9}\n");
         let odd = Event::JobStart { job: 1, argv: vec!["a\nb\x1b".into()], cwd: "/".into() };
         assert_eq!(text(&odd).lines().count(), 1);
         assert!(!text(&odd).contains('\x1b'));

@@ -21,6 +21,8 @@ pub(crate) fn as_text(policy: &Policy) -> String {
     for socket in &policy.unix.connect {
         field(&mut text, "socket", &path(socket));
     }
+    let tools: Vec<_> = policy.mcp.tools.iter().map(|tool| tool.name()).collect();
+    field(&mut text, "mcp tools", &if tools.is_empty() { "none".to_owned() } else { tools.join(", ") });
     field(&mut text, "kernel", &kernel_words(&policy.kernel));
     section(&mut text, "files", &file_rows(&policy.files));
     section(&mut text, "environment", &environment_rows(&policy.environment));

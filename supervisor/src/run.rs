@@ -19,6 +19,11 @@ pub(crate) fn run(args: RunArgs) -> Result<u8, Error> {
     args.policy.refuse_unsupported()?;
     let mut log = Log::open(args.json_events.as_deref())?;
     let outcome = start(args, &mut log);
+    told_end(outcome, &mut log)
+}
+
+/// Writes the last event.
+pub(crate) fn told_end(outcome: Result<u8, Error>, log: &mut Log) -> Result<u8, Error> {
     let (status, error) = match &outcome {
         Ok(status) => (*status, None),
         Err(error) => (error.kind.status(), Some(error.message.as_str())),

@@ -337,9 +337,8 @@ impl Session<'_> {
             }
             Some((Answer::Exited { job, status }, _)) => {
                 let (code, signal) = (status >> 8 & 0xff, status & 0x7f);
-                let (exit, by) = if signal == 0 { (Some(code as u8), None) } else { (None, Some(signal)) };
-                self.log.write(&Event::JobExit { job, status: exit, signal: by })?;
-                Ok(Some(exit.unwrap_or(128 + signal as u8)))
+                self.log.write(&Event::exited(job, status))?;
+                Ok(Some(if signal == 0 { code as u8 } else { 128 + signal as u8 }))
             }
             Some((Answer::Stopped { signal, .. }, _)) => {
                 // Our own SIGSTOP has been seen to already; a job that stops itself otherwise stops us with it.

@@ -1,4 +1,4 @@
-//! The real Hermes Agent, which some tests drive.
+//! Real programs of others that some tests drive: Hermes Agent, and the MCP client that most hosts in Python use.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,25 +7,30 @@ use std::sync::OnceLock;
 
 use crate::PYTHON;
 
-const VERSION: &str = "hermes-agent==0.19.0";
-
 /// Its site packages, installed once: `HERMES_TEST_AGENT`, or a directory beside the test binary. Else why there are none.
 pub fn agent_packages() -> Result<PathBuf, String> {
     static FOUND: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    FOUND.get_or_init(find).clone()
+    FOUND.get_or_init(|| find("HERMES_TEST_AGENT", "hermes-agent==0.19.0", "hermes_cli")).clone()
 }
 
-fn find() -> Result<PathBuf, String> {
-    if let Some(path) = std::env::var_os("HERMES_TEST_AGENT") {
+/// The same of the MCP client: `HERMES_TEST_MCP`, or installed once.
+pub fn mcp_packages() -> Result<PathBuf, String> {
+    static FOUND: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    FOUND.get_or_init(|| find("HERMES_TEST_MCP", "mcp==2.3.0", "mcp")).clone()
+}
+
+/// Packages that a variable names, else those that are installed beside the test binary. `module` tells whether they are there.
+fn find(variable: &str, version: &str, module: &str) -> Result<PathBuf, String> {
+    if let Some(path) = std::env::var_os(variable) {
         let path = PathBuf::from(path);
-        return if path.join("hermes_cli").is_dir() { Ok(path) } else { Err(format!("{VERSION} is not installed")) };
+        return if path.join(module).is_dir() { Ok(path) } else { Err(format!("{version} is not installed")) };
     }
-    let packages = std::env::current_exe().expect("our own path").with_file_name("hermes-agent-0.19.0");
+    let packages = std::env::current_exe().expect("our own path").with_file_name(version.replace("==", "-"));
     if packages.join("complete").exists() {
         return Ok(packages);
     }
     let install =
-        Command::new(PYTHON).args(["-m", "pip", "install", "-q", "--no-input", "--target"]).arg(&packages).arg(VERSION).output();
+        Command::new(PYTHON).args(["-m", "pip", "install", "-q", "--no-input", "--target"]).arg(&packages).arg(version).output();
     match install {
         Ok(output) if output.status.success() => {
             fs::write(packages.join("complete"), "")
@@ -33,7 +38,7 @@ fn find() -> Result<PathBuf, String> {
             Ok(packages)
         }
         Ok(output) => Err(format!(
-            "pip cannot install {VERSION}: {}",
+            "pip cannot install {version}: {}",
             String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or("no reason given")
         )),
         Err(error) => Err(format!("no pip: {error}")),

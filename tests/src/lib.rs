@@ -15,7 +15,7 @@ mod sandbox;
 mod shims;
 mod skip;
 
-pub use agent::agent_packages;
+pub use agent::{agent_packages, mcp_packages};
 pub use changes::let_files_age;
 pub use hermes::{Hermes, thieving_turns};
 pub use host::{Listener, TreeSnapshot, assert_gone, processes_with, wait_until};

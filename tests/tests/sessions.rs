@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use hermes_tests::{Outcome, Sandbox, assert_gone, run_to_end, run_to_end_with_input, wait_until};
+use hermes_tests::{Outcome, PYTHON, Sandbox, assert_gone, run_to_end, run_to_end_with_input, wait_until};
 use serde_json::{Value, json};
 
 /// `serve` on its standard streams.
@@ -155,6 +155,9 @@ fn what_a_job_leaves_dies_with_it_unless_it_is_to_stay() {
     assert_eq!(running(&mut served, "stays"), 1, "by request");
     served.ask("kill", json!({"job": job}));
     assert!(wait_until(10, || running(&mut served, "stays") == 0));
+    let floods = served.ask("exec", json!({"argv": ["sh", "-c", "yes & echo begun"], "background": true}));
+    assert_eq!(floods["status"], 0);
+    served.ask("kill", json!({"job": floods["job"]}));
     // A server of one job is there for the next, which may signal it.
     let server = served.ask("exec", json!({"argv": ["sh", "-c", "sleep 300 & echo $!"], "background": true}));
     let pid = server["stdout"].as_str().unwrap().trim().to_owned();
@@ -319,15 +322,152 @@ fn a_fork_bomb_ends_with_its_job_and_the_session_goes_on() {
 }
 
 #[test]
+fn a_job_that_closes_its_streams_lives_on() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    let line = "echo said; exec >&- 2>&- <&-; sleep 1; touch /tmp/done; exit 5";
+    let end = served.sh(line);
+    assert_eq!((&end["status"], &end["stdout"]), (&json!(5), &json!("said\n")));
+    assert_eq!(served.sh("ls /tmp/done")["status"], 0);
+}
+
+#[test]
+fn jobs_cannot_reach_what_holds_them() {
+    let sandbox = Sandbox::new();
+    // In a directory that jobs can write, where nobody should put it.
+    let socket = sandbox.workspace.join("s");
+    let mut server = sandbox.hermes();
+    let mut server = server.args(["serve", "--socket"]).arg(&socket).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    assert!(wait_until(10, || socket.exists()));
+    let connect = "import socket,sys\ns=socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\n\
+                   s.sendall(b'{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"initialize\",\"params\":{\"protocol\":1}}\\n')\n\
+                   print(s.recv(999).decode()); s.close()";
+    let control = run_to_end(Command::new(PYTHON).args(["-c", connect]).arg(&socket));
+    control.ok().says("\"protocol\":1");
+    let mut client = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    let mut answers = BufReader::new(client.try_clone().unwrap());
+    let mut ask = |method: &str, params: Value| {
+        client
+            .write_all(format!("{}\n", json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})).as_bytes())
+            .unwrap();
+        let mut line = String::new();
+        answers.read_line(&mut line).unwrap();
+        serde_json::from_str::<Value>(&line).unwrap()["result"].clone()
+    };
+    ask("initialize", json!({"protocol": 1}));
+    let inside = ask("exec", json!({"argv": [PYTHON, "-c", connect, socket]}));
+    assert_ne!(inside["status"], 0, "{inside}");
+    let stderr = inside["stderr"].as_str().unwrap();
+    assert!(stderr.contains("Permission denied") || stderr.contains("refused"), "{inside}");
+    let touch = "for s in KILL STOP TERM; do kill -$s 1; done; \
+        for f in mem environ maps fd/0 ns/mnt root cwd exe; do cat /proc/1/$f || ls /proc/1/$f/; done; \
+        echo x > /proc/1/comm; exit 0";
+    let touched = ask("exec", json!({"argv": ["sh", "-c", touch]}));
+    assert_eq!((&touched["status"], &touched["stdout"]), (&json!(0), &json!("")), "{touched}");
+    let control = run_to_end(
+        Command::new("/bin/sh").args(["-c", "sleep 10 & for f in environ maps; do cat /proc/$!/$f; done; kill -KILL $!"]),
+    );
+    assert!(control.ok().out().contains("[stack]"), "its own processes can be looked at so: {}", control.report());
+    assert_eq!(ask("exec", json!({"argv": ["echo", "alive"]}))["stdout"], "alive\n");
+    ask("stop", json!({}));
+    assert!(server.wait().unwrap().success());
+    assert!(!socket.exists(), "it takes its socket along");
+}
+
+#[test]
+fn two_clients_share_one_session_and_one_may_go() {
+    let sandbox = Sandbox::new();
+    session(&sandbox, &["start", "two"]).ok();
+    let exec = |line: &str| {
+        let mut command = sandbox.hermes();
+        command.args(["session", "exec", "two", "--", "sh", "-c", line]).env("XDG_RUNTIME_DIR", &sandbox.home);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let mut waits = exec("mkfifo /tmp/f; read x < /tmp/f; echo got $x");
+    let mut gone = exec("sleep 300");
+    assert!(wait_until(10, || session(&sandbox, &["exec", "two", "test", "-p", "/tmp/f"]).code() == 0));
+    gone.kill().unwrap();
+    gone.wait().unwrap();
+    session(&sandbox, &["exec", "two", "--", "sh", "-c", "echo it > /tmp/f"]).ok();
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut waits.stdout.take().unwrap(), &mut said).unwrap();
+    assert_eq!((said.as_str(), waits.wait().unwrap().code()), ("got it\n", Some(0)));
+    session(&sandbox, &["stop", "two"]).ok();
+}
+
+#[test]
+fn a_session_whose_directory_is_gone_ends_and_another_can_begin() {
+    let sandbox = Sandbox::new();
+    let canary = sandbox.canary("job");
+    session(&sandbox, &["start", "--idle", "2s", "lost"]).ok();
+    session(&sandbox, &["exec", "-d", "lost", "--", "sh", "-c", &format!(": {canary}; sleep 3")]).ok();
+    std::fs::remove_dir_all(sandbox.home.join("hermes-sandbox/lost")).unwrap();
+    let gone = session(&sandbox, &["exec", "lost", "true"]);
+    assert!(gone.refused(125).err().contains("there is no session `lost`"), "{}", gone.report());
+    session(&sandbox, &["start", "lost"]).ok();
+    session(&sandbox, &["exec", "lost", "true"]).ok();
+    assert_gone(&canary);
+    session(&sandbox, &["exec", "lost", "true"]).ok();
+    session(&sandbox, &["stop", "lost"]).ok();
+}
+
+#[test]
 fn many_jobs_at_once_all_end() {
     let sandbox = Sandbox::new();
     let mut served = Served::new(&sandbox);
-    let ids: Vec<u64> = (0..300).map(|n| served.request("exec", json!({"argv": ["echo", n.to_string()]}))).collect();
+    let ids: Vec<u64> = (0..1000).map(|n| served.request("exec", json!({"argv": ["echo", n.to_string()]}))).collect();
     let mut left: std::collections::BTreeSet<u64> = ids.into_iter().collect();
     while !left.is_empty() {
         let line = served.line();
         assert_eq!(line["result"]["status"], 0, "{line}");
         assert!(left.remove(&line["id"].as_u64().unwrap()));
+    }
+}
+
+#[test]
+fn events_tell_of_every_job() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.outside.join("events");
+    let mut served = Served::with(&sandbox, &["--json-events", file.to_str().unwrap()]);
+    served.sh("exit 3");
+    served.ask("exec", json!({"shell": "kill -9 $$", "cwd": "/usr"}));
+    served.refused("exec", json!({"argv": ["no-such-program"]}));
+    assert_eq!(served.end(), 0);
+    let events: Vec<Value> = std::fs::read_to_string(file).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let of = |name: &str| events.iter().filter(|event| event["event"] == name).collect::<Vec<_>>();
+    assert_eq!((of("plan").len(), of("end").len()), (1, 1));
+    let (starts, exits) = (of("job-start"), of("job-exit"));
+    assert_eq!((starts.len(), exits.len()), (2, 2), "{events:?}");
+    assert_eq!(starts[0]["argv"], json!(["/bin/sh", "-c", "exit 3"]));
+    assert_eq!((&starts[1]["argv"], &starts[1]["cwd"]), (&json!(["kill -9 $$"]), &json!("/usr")));
+    assert_eq!((&exits[0]["status"], &exits[1]["signal"]), (&json!(3), &json!(9)));
+}
+
+#[test]
+fn the_conversation_in_the_documentation_goes_like_that() {
+    let text = include_str!("../../docs/serve.md");
+    let conversation = text.split("```").find(|block| block.contains("\n< {")).unwrap();
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    // What is said without being asked comes when it comes.
+    let mut notified = Vec::new();
+    for line in conversation.lines().filter(|line| !line.is_empty()) {
+        let Some(expected) = line.strip_prefix("< ") else {
+            served.send(&format!("{line}\n"));
+            continue;
+        };
+        let expected: Value = serde_json::from_str(expected).unwrap();
+        let said = match notified.iter().position(|said| *said == expected) {
+            Some(at) => notified.remove(at),
+            None => loop {
+                let said = served.line();
+                if said.get("method").is_none() || said == expected {
+                    break said;
+                }
+                notified.push(said);
+            },
+        };
+        assert_eq!(said, expected);
     }
 }
 

@@ -25,6 +25,7 @@ fn policy() -> Policy {
         environment: EnvironmentRules::default(),
         network: Network::Off,
         unix: UnixRules::default(),
+        mcp: hermes_profiles::McpRules::default(),
         limits: Limits::default(),
         kernel: KernelRules::default(),
         preferred: [].into(),

@@ -49,16 +49,19 @@ pub struct Jobs {
     next: u64,
     /// Can marks be set?
     marks: bool,
+    /// The process that starts jobs, 0 when that is init itself. It bears the mark of the latest one, and is none of its processes.
+    spawner: i32,
 }
 
 impl Jobs {
     /// Marks what the calling process starts first; later it may be confined.
     pub fn prepare() -> Self {
-        Self { jobs: BTreeMap::new(), next: FIRST, marks: set_mark(0, FIRST).is_ok() }
+        Self { jobs: BTreeMap::new(), next: FIRST, marks: set_mark(0, FIRST).is_ok(), spawner: 0 }
     }
 
     /// Marks what `process` (0: the calling one) starts next.
     pub fn mark_next(&mut self, process: i32) {
+        self.spawner = process;
         self.marks = self.marks && set_mark(process, self.next).is_ok();
     }
 
@@ -139,7 +142,7 @@ impl Jobs {
     /// The processes of a job.
     fn of(&self, job: &Job) -> Vec<i32> {
         if self.marks {
-            return pids().filter(|&pid| mark_of(pid) == Ok(job.mark)).collect();
+            return pids().filter(|&pid| pid != self.spawner && mark_of(pid) == Ok(job.mark)).collect();
         }
         let parents = parents();
         let mut own = descendants(job.pid.as_raw(), &parents);
@@ -147,6 +150,7 @@ impl Jobs {
         if self.jobs.values().all(|other| std::ptr::eq(other, job)) {
             own = descendants(getpid().as_raw(), &parents);
         }
+        own.retain(|&pid| pid != self.spawner);
         own
     }
 }

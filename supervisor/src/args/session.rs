@@ -19,6 +19,9 @@ pub(crate) struct ServeArgs {
     /// Listen on a Unix socket at PATH instead of serving standard input and output
     #[arg(long, value_name = "PATH", conflicts_with = "name")]
     pub(crate) socket: Option<PathBuf>,
+    /// Be an MCP server on standard input and output: tools of one sandbox for any MCP host
+    #[arg(long, conflicts_with_all = ["name", "socket", "schema"])]
+    pub(crate) mcp: bool,
     /// End after this time, e.g. 8h
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) ttl: Option<Duration>,
@@ -88,7 +91,7 @@ pub(crate) enum Session {
 #[derive(Debug, Args)]
 #[command(override_usage = "hermes-sandbox session exec [OPTIONS] NAME [--] COMMAND [ARGUMENT]...")]
 pub(crate) struct ExecArgs {
-    /// Give it a pseudo-terminal
+    /// Give it a pseudo-terminal, also where we have none
     #[arg(short, long)]
     pub(crate) tty: bool,
     /// Let it run on, and what it starts; prints the job's number

@@ -4,9 +4,10 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use serde_json::value::RawValue;
 
 use super::protocol::{Failure, Initialize, Initialized, LONGEST, Notification, VERSION};
 use crate::error::{Error, Kind};
@@ -23,8 +24,18 @@ pub(crate) struct Client {
 /// What a session says.
 #[derive(Debug)]
 pub(crate) enum Said {
-    Answer(u64, Result<Value, Failure>),
+    /// The result is JSON.
+    Answer(u64, Result<String, Failure>),
     Notification(Notification),
+}
+
+/// A line, as far as it says what it is.
+#[derive(Deserialize)]
+struct Heard<'l> {
+    id: Option<u64>,
+    #[serde(borrow)]
+    result: Option<&'l RawValue>,
+    error: Option<Failure>,
 }
 
 impl Client {
@@ -54,17 +65,13 @@ impl Client {
         if (&mut self.reader).take(most).read_until(b'\n', &mut line).map_err(|e| lost(&e))? == 0 {
             return Ok(None);
         }
-        let odd = |e: &dyn std::fmt::Display| Error::setup(format!("the session says what is not understood: {e}"));
-        let value: Value = serde_json::from_slice(&line).map_err(|e| odd(&e))?;
-        if value.get("method").is_some() {
-            return serde_json::from_value(value).map(|said| Some(Said::Notification(said))).map_err(|e| odd(&e));
-        }
-        let id = value.get("id").and_then(Value::as_u64).unwrap_or(0);
-        let outcome = match value.get("error") {
-            Some(error) => Err(serde_json::from_value(error.clone()).map_err(|e| odd(&e))?),
-            None => Ok(value.get("result").cloned().unwrap_or_default()),
-        };
-        Ok(Some(Said::Answer(id, outcome)))
+        let odd = |e: serde_json::Error| Error::setup(format!("the session says what is not understood: {e}"));
+        let heard: Heard<'_> = serde_json::from_slice(&line).map_err(odd)?;
+        Ok(Some(match (heard.id, heard.error) {
+            (None, _) => Said::Notification(serde_json::from_slice(&line).map_err(odd)?),
+            (Some(id), Some(error)) => Said::Answer(id, Err(error)),
+            (Some(id), None) => Said::Answer(id, Ok(heard.result.map_or("null", RawValue::get).to_owned())),
+        }))
     }
 
     /// Asks and waits for the answer.
@@ -96,9 +103,9 @@ impl Client {
 }
 
 /// The answer as a value, or as the error that ends the command.
-pub(crate) fn understood<T: DeserializeOwned>(outcome: Result<Value, Failure>) -> Result<T, Error> {
-    let value = outcome.map_err(|failure| failed(&failure))?;
-    serde_json::from_value(value).map_err(|e| Error::setup(format!("the session's answer is not understood: {e}")))
+pub(crate) fn understood<T: DeserializeOwned>(outcome: Result<String, Failure>) -> Result<T, Error> {
+    let text = outcome.map_err(|failure| failed(&failure))?;
+    serde_json::from_str(&text).map_err(|e| Error::setup(format!("the session's answer is not understood: {e}")))
 }
 
 fn failed(failure: &Failure) -> Error {

@@ -1,6 +1,6 @@
 //! `session`: starts sessions, and is their client.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{IsTerminal, Read, Write};
 use std::os::fd::AsFd;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::client::{Client, Said, understood};
 use super::place::{self, Place};
 use super::protocol::{
-    Bytes, End, Input, Kept, List, Notification, Of, Output, Resize, Signal as SignalParams, Size, Start, Started, Stream,
+    Bytes, End, Input, Kept, List, Notification, Of, Output, Resize, Signal as SignalParams, Size, Start, Started, Stream, Word,
     Write as WriteParams,
 };
 use crate::args::{ExecArgs, Session};
@@ -146,7 +146,7 @@ fn list(json: bool) -> Result<u8, Error> {
         let (state, running, workspace) = match connected {
             Some((mut client, initialized)) => {
                 let jobs: List = client.ask("list", &json!({}))?;
-                let running = jobs.jobs.iter().filter(|job| job.status.is_none()).count();
+                let running = jobs.jobs.iter().filter(|job| job.exit.is_none()).count();
                 ("lives", running, initialized.workspace)
             }
             None if place.is_alive() => ("starts", 0, String::new()),
@@ -191,22 +191,20 @@ fn logs(name: &str, job: Option<u32>) -> Result<u8, Error> {
 /// Runs a command in a session, with our own streams.
 fn exec(args: ExecArgs) -> Result<u8, Error> {
     let mut client = connect(&args.name)?;
-    let text = |word: &OsString| {
-        word.to_str().map(str::to_owned).ok_or_else(|| Error::usage("a session takes only UTF-8 on its command lines"))
-    };
-    let words: Vec<String> = args.command.iter().map(text).collect::<Result<_, _>>()?;
     let mut env = std::collections::BTreeMap::new();
     for pair in &args.env {
         let (name, value) =
             pair.split_once('=').ok_or_else(|| Error::usage(format!("`{}` is not NAME=VALUE", output::clean(pair))))?;
-        env.insert(name.to_owned(), value.to_owned());
+        env.insert(name.to_owned(), Word::Text(value.to_owned()));
     }
-    let pty = args.tty.then(|| outer_size().map_or(Size { rows: 24, columns: 80 }, |(rows, columns)| Size { rows, columns }));
+    let person = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let tty = args.tty || (person && !args.background && !args.no_stdin);
+    let pty = tty.then(|| outer_size().map_or(Size { rows: 24, columns: 80 }, |(rows, columns)| Size { rows, columns }));
     let reads = !args.no_stdin && !args.background && (pty.is_some() || !std::io::stdin().is_terminal());
     let start = Start {
-        argv: if args.shell { Vec::new() } else { words.clone() },
-        shell: args.shell.then(|| words.join(" ")),
-        cwd: args.cwd.as_ref().map(|cwd| text(&cwd.clone().into_os_string())).transpose()?,
+        argv: if args.shell { Vec::new() } else { args.command.iter().map(|word| Word::of(word)).collect() },
+        shell: args.shell.then(|| Word::of(&args.command.join(OsStr::new(" ")))),
+        cwd: args.cwd.as_ref().map(|cwd| Word::of(cwd.as_os_str())),
         env,
         stdin: if reads { Input::Pipe } else { Input::Null },
         pty,
@@ -221,7 +219,7 @@ fn exec(args: ExecArgs) -> Result<u8, Error> {
         output::print(&format!("{job}\n"))?;
         return Ok(0);
     }
-    relay(&mut client, job, pty.is_some(), reads).map(|end| end.status)
+    relay(&mut client, job, pty.is_some(), reads).map(|end| end.exit.status)
 }
 
 fn attach(name: &str, job: u32) -> Result<u8, Error> {
@@ -230,7 +228,7 @@ fn attach(name: &str, job: u32) -> Result<u8, Error> {
     let pty = listed.jobs.iter().find(|known| known.job == job).is_some_and(|known| known.pty);
     let kept: Kept = client.ask("attach", &Of { job })?;
     write_out(Stream::Stdout, kept.bytes)?;
-    relay(&mut client, job, pty, true).map(|end| end.status)
+    relay(&mut client, job, pty, true).map(|end| end.exit.status)
 }
 
 /// Signals wait from now on until [`relay`] forwards them: one that comes while the job starts is for the job.

@@ -1,23 +1,24 @@
 //! One job as its session sees it: its streams, what is kept of them, and its end.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::Signal;
 use tokio::io::AsyncWriteExt;
 use tokio::io::unix::AsyncFd;
-use tokio::net::unix::pipe;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
 use super::keep::{Kept, whole};
-use super::protocol::{Bytes, End, Listed, Notification, Omitted, State, Stream};
+use super::protocol::{Bytes, End, Exit, Listed, Notification, Omitted, State, Stream};
+use super::streams::{Sink, Source, write_terminal};
 
-/// Bytes that are read at a time.
-const PIECE: usize = 64 * 1024;
+/// Bytes that are read at a time, of a job that says little and of one that says much.
+const PIECES: [usize; 2] = [4 * 1024, 64 * 1024];
+/// As much as the job itself can have left in a pipe, /proc/sys/fs/pipe-max-size.
+const LARGEST_PIPE: usize = 1 << 20;
 /// Bytes of a shell's report that are taken over.
 const LONGEST_REPORT: usize = 1 << 20;
 /// What a job is answered with whose time was up, as timeout(1) has it.
@@ -36,19 +37,12 @@ pub(crate) enum Progress {
 /// A job.
 #[derive(Debug)]
 pub(crate) struct Job {
-    pub(crate) number: u32,
-    pub(crate) argv: Vec<String>,
-    /// Milliseconds since 1970.
-    pub(crate) started: u64,
-    pub(crate) background: bool,
-    /// Does standard error have a stream of its own?
-    pub(crate) split: bool,
-    pub(crate) timeout: Option<f64>,
+    pub(crate) plan: Plan,
     pub(crate) timed_out: Cell<bool>,
     pub(crate) progress: watch::Sender<Progress>,
     pub(crate) stdin: Mutex<Option<Sink>>,
     /// Its terminal, once that is there.
-    pub(crate) master: OnceCell<Rc<AsyncFd<OwnedFd>>>,
+    pub(crate) master: RefCell<Option<Rc<AsyncFd<OwnedFd>>>>,
     kept: [RefCell<Kept>; 2],
     /// Who is told of its output.
     pub(crate) clients: RefCell<Vec<mpsc::Sender<String>>>,
@@ -56,49 +50,33 @@ pub(crate) struct Job {
     pub(crate) cwd: RefCell<Option<String>>,
 }
 
-/// Where a job's input goes.
-#[derive(Debug)]
-pub(crate) enum Sink {
-    Pipe(pipe::Sender),
-    Terminal(Rc<AsyncFd<OwnedFd>>),
-}
-
-/// What a job's output comes from.
-#[derive(Debug)]
-pub(crate) enum Source {
-    Pipe(pipe::Receiver),
-    Terminal(Rc<AsyncFd<OwnedFd>>),
-}
-
 /// What is known of a job before it starts.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) number: u32,
     pub(crate) argv: Vec<String>,
+    /// Milliseconds since 1970.
     pub(crate) started: u64,
     pub(crate) background: bool,
+    /// Does standard error have a stream of its own?
     pub(crate) split: bool,
+    pub(crate) pty: bool,
     pub(crate) timeout: Option<f64>,
     pub(crate) keep: super::protocol::Keep,
 }
 
 impl Job {
     pub(crate) fn new(plan: Plan) -> Self {
-        let Plan { number, argv, started, background, split, timeout, keep } = plan;
+        let kept = || RefCell::new(Kept::new(plan.keep));
         Self {
-            number,
-            argv,
-            started,
-            background,
-            split,
-            timeout,
             timed_out: Cell::new(false),
             progress: watch::Sender::new(Progress::Running),
             stdin: Mutex::new(None),
-            master: OnceCell::new(),
-            kept: [RefCell::new(Kept::new(keep)), RefCell::new(Kept::new(keep))],
+            master: RefCell::default(),
+            kept: [kept(), kept()],
             clients: RefCell::default(),
             cwd: RefCell::new(None),
+            plan,
         }
     }
 
@@ -123,69 +101,73 @@ impl Job {
         let _ = progress.wait_for(|progress| matches!(progress, Progress::Done(_))).await;
     }
 
+    /// Gives back what only a job that runs needs. What one has left in the background may have the terminal still.
+    pub(crate) async fn release(&self) {
+        if !self.plan.background {
+            *self.stdin.lock().await = None;
+            self.master.take();
+        }
+    }
+
     pub(crate) fn kept(&self, stream: Stream) -> &RefCell<Kept> {
         &self.kept[usize::from(stream == Stream::Stderr)]
     }
 
-    /// How it ended.
-    pub(crate) fn end(&self) -> End {
+    /// How it ended, or 0 while it runs.
+    pub(crate) fn exit(&self) -> Exit {
         let status = match *self.progress.borrow() {
             Progress::Exited(status) | Progress::Done(status) => status,
             Progress::Running => 0,
         };
         let (code, signal) = exit(status);
         let timed_out = self.timed_out.get();
+        Exit { status: if timed_out { TIMED_OUT } else { code }, signal: signal.map(str::to_owned), timed_out }
+    }
+
+    /// How it ended, and what is kept of its output.
+    pub(crate) fn end(&self) -> End {
+        let exit = self.exit();
         let (stdout, out) = self.kept(Stream::Stdout).borrow().text();
         let (stderr, err) = self.kept(Stream::Stderr).borrow().text();
         End {
-            job: self.number,
-            status: if timed_out { TIMED_OUT } else { code },
-            signal: signal.map(str::to_owned),
-            timed_out,
+            job: self.plan.number,
             stdout,
-            stderr: self.split.then_some(stderr),
+            stderr: self.plan.split.then_some(stderr),
             omitted: Omitted { stdout: out, stderr: err },
-            note: self.timeout.filter(|_| timed_out).map(|seconds| format!("[Command timed out after {seconds}s]")),
+            note: self.plan.timeout.filter(|_| exit.timed_out).map(|seconds| format!("[Command timed out after {seconds}s]")),
             cwd: self.cwd.borrow().clone(),
             advice: Vec::new(),
+            exit,
         }
     }
 
     pub(crate) fn listed(&self) -> Listed {
         let ended = self.has_exited();
         Listed {
-            job: self.number,
-            argv: self.argv.clone(),
+            job: self.plan.number,
+            argv: self.plan.argv.clone(),
             state: if ended { State::Ended } else { State::Running },
-            pty: self.master.get().is_some(),
-            background: self.background,
-            started: self.started,
-            status: ended.then(|| self.end_status()),
-        }
-    }
-
-    pub(crate) fn end_status(&self) -> u8 {
-        match *self.progress.borrow() {
-            _ if self.timed_out.get() => TIMED_OUT,
-            Progress::Exited(status) | Progress::Done(status) => exit(status).0,
-            Progress::Running => 0,
+            pty: self.plan.pty,
+            background: self.plan.background,
+            started: self.plan.started,
+            exit: ended.then(|| self.exit()),
         }
     }
 
     /// Takes its output to the end and tells its clients of it. `drained` is told when all is here that the job wrote before its
     /// end; what it has left in the background is listened to further.
     pub(crate) async fn take_output(self: Rc<Self>, source: Source, stream: Stream, drained: oneshot::Sender<()>) {
-        let (mut drained, mut carry) = (Some(drained), Vec::new());
-        let mut buffer = vec![0; PIECE];
+        let (mut drained, mut carry, mut rest) = (Some(drained), Vec::new(), 0);
+        let mut buffer = vec![0; PIECES[0]];
         loop {
             let piece = tokio::select! {
                 biased;
                 piece = source.read(&mut buffer) => piece,
-                _ = self.exited(), if drained.is_some() => match source.try_read(&mut buffer) {
+                _ = self.exited(), if drained.is_some() => match source.read_rest(&mut buffer).await {
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                         self.tell(stream, &mut carry, true).await;
                         drained.take();
-                        if self.background { continue } else { return }
+                        if self.plan.background { continue } else { return }
                     }
                     piece => piece,
                 },
@@ -195,6 +177,12 @@ impl Job {
                     self.kept(stream).borrow_mut().push(&buffer[..n]);
                     carry.extend_from_slice(&buffer[..n]);
                     self.tell(stream, &mut carry, false).await;
+                    rest += if self.has_exited() { n } else { 0 };
+                    // More than a pipe holds is of what it left.
+                    drained.take_if(|_| rest > LARGEST_PIPE);
+                    if n == buffer.len() {
+                        buffer.resize(PIECES[1], 0);
+                    }
                 }
                 // EIO: the last process that had the terminal open has closed it.
                 Ok(_) | Err(_) => {
@@ -207,12 +195,12 @@ impl Job {
 
     /// Takes what comes until its first process has ended, as far as it is not too much.
     pub(crate) async fn collect(self: Rc<Self>, source: Source) -> Vec<u8> {
-        let (mut all, mut buffer) = (Vec::new(), vec![0; PIECE]);
+        let (mut all, mut buffer) = (Vec::new(), vec![0; PIECES[0]]);
         loop {
             let piece = tokio::select! {
                 biased;
                 piece = source.read(&mut buffer) => piece,
-                _ = self.exited() => source.try_read(&mut buffer),
+                _ = self.exited() => source.read_rest(&mut buffer).await,
             };
             match piece {
                 Ok(n @ 1..) if all.len() <= LONGEST_REPORT => all.extend_from_slice(&buffer[..n]),
@@ -231,7 +219,7 @@ impl Job {
         let rest = carry.split_off(if all { carry.len() } else { whole(carry) });
         let piece = std::mem::replace(carry, rest);
         if !piece.is_empty() {
-            let output = Notification::Output { job: self.number, stream, bytes: Bytes::of(piece) };
+            let output = Notification::Output { job: self.plan.number, stream, bytes: Bytes::of(piece) };
             let line = super::server::notification(&output);
             for client in clients {
                 // Waits when the client does not read: then the job does, too.
@@ -263,54 +251,6 @@ impl Job {
         }
         written
     }
-}
-
-async fn write_terminal(master: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let written = master.async_io(tokio::io::Interest::WRITABLE, |fd| Ok(nix::unistd::write(fd, bytes)?)).await?;
-        bytes = &bytes[written..];
-    }
-    Ok(())
-}
-
-impl Source {
-    async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Pipe(pipe) => loop {
-                pipe.readable().await?;
-                match pipe.try_read(buffer) {
-                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                    other => return other,
-                }
-            },
-            Self::Terminal(master) => {
-                master.async_io(tokio::io::Interest::READABLE, |fd| Ok(nix::unistd::read(fd, buffer)?)).await
-            }
-        }
-    }
-
-    fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Pipe(pipe) => pipe.try_read(buffer),
-            Self::Terminal(master) => Ok(nix::unistd::read(master.get_ref(), buffer)?),
-        }
-    }
-}
-
-/// The pseudo-terminal's master, to be waited for.
-pub(crate) fn terminal(master: OwnedFd) -> io::Result<Rc<AsyncFd<OwnedFd>>> {
-    let flags = OFlag::from_bits_truncate(fcntl(&master, FcntlArg::F_GETFL)?);
-    fcntl(master.as_fd(), FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
-    watched(master).map(Rc::new)
-}
-
-/// A descriptor to be waited for.
-#[allow(
-    deprecated,
-    reason = "what replaces it is unsafe; an OwnedFd names one open file as long as it lives, which is all it asks for"
-)]
-pub(crate) fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    AsyncFd::new(fd)
 }
 
 /// Exit status and the name of a signal from what wait(2) says.

@@ -6,6 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -13,26 +14,28 @@ use hermes_backends::closure::DEFAULT_PATH;
 use hermes_backends::local::Sandbox;
 use hermes_backends::local::sys::thread::set_window_size;
 use hermes_backends::step::{Step, StepError};
-use hermes_backends::wire::{Ends, Event, Request, Spawn, Stdio};
+use hermes_backends::wire::{Ends, Event as Answer, Request, Spawn};
+use hermes_profiles::ospath;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::{Mode, umask};
 use tokio::io::unix::AsyncFd;
-use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::spawn_local;
 
-use super::job::{self, Job, Progress, Sink, Source};
-use super::protocol::{Code, Failure, Input, Notification, Reason, Size, Start, State, Stream};
+use super::job::{self, Job, Progress};
+use super::protocol::{Code, Failure, Input, Notification, Reason, Size, Start, State, Stream, Word};
 use super::shell::{self, Shell};
+use super::streams::{self, Sink, Source, Streams};
 use crate::clock;
 use crate::engine;
+use crate::events::{Event, Log};
 use crate::guard::Guards;
 use crate::output;
 use crate::prepare::Prepared;
 use crate::supervise::candidates;
 
-/// Ended jobs that are remembered.
+/// Ended jobs that are remembered at least.
 const REMEMBERED: usize = 256;
 /// Most that is kept of a stream, in bytes.
 const MOST_KEPT: usize = 16 << 20;
@@ -43,6 +46,7 @@ pub(crate) struct Live {
     sandbox: Sandbox,
     pub(crate) prepared: RefCell<Prepared>,
     pub(crate) name: Option<String>,
+    pub(crate) log: RefCell<Log>,
     environment: Vec<(OsString, OsString)>,
     umask: u32,
     pub(crate) guards: RefCell<Option<Guards>>,
@@ -61,10 +65,15 @@ impl Live {
     pub(crate) fn new(
         sandbox: Sandbox,
         prepared: Prepared,
-        environment: Vec<(OsString, OsString)>,
+        mut environment: Vec<(OsString, OsString)>,
         guards: Option<Guards>,
         name: Option<String>,
+        log: Log,
     ) -> Rc<Self> {
+        // As in every terminal. A bash without it asks the user database at each start, which tries to reach a daemon.
+        if !environment.iter().any(|(name, _)| name == "SHELL") {
+            environment.push(("SHELL".into(), "/bin/sh".into()));
+        }
         let mask = umask(Mode::empty());
         umask(mask);
         let shell = Shell { cwd: prepared.plan.cwd.clone(), environment: None };
@@ -72,6 +81,7 @@ impl Live {
             sandbox,
             prepared: RefCell::new(prepared),
             name,
+            log: RefCell::new(log),
             environment,
             umask: mask.bits(),
             guards: RefCell::new(guards),
@@ -107,6 +117,16 @@ impl Live {
         self.jobs.borrow().get(&number).cloned().ok_or_else(none)
     }
 
+    /// Nobody will ask for it again.
+    pub(crate) fn forget(&self, number: u32) {
+        self.jobs.borrow_mut().remove(&number);
+    }
+
+    /// Where the next shell job begins.
+    pub(crate) fn shell_cwd(&self) -> PathBuf {
+        self.shell.borrow().cwd.clone()
+    }
+
     pub(crate) fn jobs(&self) -> Vec<Rc<Job>> {
         self.jobs.borrow().values().cloned().collect()
     }
@@ -128,7 +148,8 @@ impl Live {
     }
 
     pub(crate) fn resize(&self, job: &Job, size: Size) -> Result<(), Failure> {
-        let master = job.master.get().ok_or_else(|| Failure::new(Code::Parameters, "the job has no terminal"))?;
+        let master = job.master.borrow();
+        let master = master.as_ref().ok_or_else(|| Failure::new(Code::Parameters, "the job has no terminal"))?;
         let _ = set_window_size(master.get_ref().as_fd(), &window(size));
         Ok(())
     }
@@ -146,12 +167,14 @@ impl Live {
         }
         let number = self.next.replace(self.next.get() + 1);
         let (spawn, mut streams) = self.prepare_job(number, &start)?;
+        let cwd = output::path(Path::new(OsStr::from_bytes(&spawn.cwd)));
         let plan = job::Plan {
             number,
-            argv: start.shell.as_ref().map_or_else(|| start.argv.clone(), |line| vec![line.clone()]),
+            argv: start.shell.iter().chain(&start.argv).map(|word| ospath::escaped_bytes(word.meant().as_bytes())).collect(),
             started: clock::milliseconds(),
             background: start.background,
             split: !start.merge && start.pty.is_none(),
+            pty: start.pty.is_some(),
             timeout: start.timeout,
             keep: start.keep,
         };
@@ -163,6 +186,9 @@ impl Live {
             self.jobs.borrow_mut().remove(&number);
             return Err(failure);
         }
+        if self.log.borrow().wanted() {
+            self.note(&Event::JobStart { job: number, argv: job.plan.argv.clone(), cwd });
+        }
         self.tell(&Notification::Job { job: number, state: State::Started, status: None });
         self.attend(&job, streams, start);
         Ok(job)
@@ -171,7 +197,7 @@ impl Live {
     /// Has init start a job.
     async fn start_job(&self, job: &Job, spawn: Spawn, streams: &mut Streams, pty: Option<Size>) -> Result<(), Failure> {
         let (started, answer) = oneshot::channel();
-        self.starting.borrow_mut().insert(job.number, started);
+        self.starting.borrow_mut().insert(job.plan.number, started);
         // Together: init gives the terminal to the job that it is asked for next.
         let mut terminal = None;
         if pty.is_some() {
@@ -188,10 +214,10 @@ impl Live {
         let failed = |error: StepError| start_failure(&error, &argv0);
         let broken = |e: io::Error| Failure::new(Code::Start, format!("cannot listen to the job: {e}")).status(125);
         if let (Some(terminal), Some(size)) = (terminal, pty) {
-            let master = job::terminal(terminal.await.map_err(ended)?.map_err(failed)?).map_err(broken)?;
+            let master = streams::terminal(terminal.await.map_err(ended)?.map_err(failed)?).map_err(broken)?;
             let _ = set_window_size(master.get_ref().as_fd(), &window(size));
             *job.stdin.lock().await = Some(Sink::Terminal(Rc::clone(&master)));
-            let _ = job.master.set(master);
+            job.master.replace(Some(master));
         } else {
             *job.stdin.lock().await = streams.input.take().map(Sink::Pipe);
         }
@@ -201,8 +227,8 @@ impl Live {
     /// Everything that goes on beside a job.
     fn attend(self: &Rc<Self>, job: &Rc<Job>, streams: Streams, start: Start) {
         let mut all = Vec::new();
-        let terminal = job.master.get().into_iter().map(|master| (Stream::Stdout, Source::Terminal(Rc::clone(master))));
-        for (stream, source) in terminal.chain(streams.output) {
+        let terminal = job.master.borrow().as_ref().map(|master| (Stream::Stdout, Source::Terminal(Rc::clone(master))));
+        for (stream, source) in terminal.into_iter().chain(streams.output) {
             let (drained, is_drained) = oneshot::channel::<()>();
             all.push(is_drained);
             spawn_local(Rc::clone(job).take_output(source, stream, drained));
@@ -215,7 +241,7 @@ impl Live {
             // What cannot be decoded was refused before the start.
             Input::All(bytes) => spawn_and_forget(Rc::clone(job), bytes.bytes().unwrap_or_default()),
         }
-        if let Some(seconds) = job.timeout {
+        if let Some(seconds) = job.plan.timeout {
             spawn_local(Rc::clone(self).end_in_time(Rc::clone(job), Duration::from_secs_f64(seconds)));
         }
         let report = streams.report.map(|report| spawn_local(Rc::clone(job).collect(report)));
@@ -229,9 +255,11 @@ impl Live {
                 let report = report.await.unwrap_or_default();
                 *job.cwd.borrow_mut() = Some(live.shell.borrow_mut().take(&report));
             }
+            job.release().await;
             job.progress.send_replace(Progress::Done(status));
+            live.note(&Event::exited(job.plan.number, status));
             live.used.set(Instant::now());
-            live.tell(&Notification::Job { job: job.number, state: State::Ended, status: Some(job.end_status()) });
+            live.tell(&Notification::Job { job: job.plan.number, state: State::Ended, status: Some(job.exit().status) });
             live.forget_old();
         });
     }
@@ -243,26 +271,40 @@ impl Live {
             () = tokio::time::sleep(timeout) => {}
         }
         job.timed_out.set(true);
-        let _ = self.signal(job.number, nix::sys::signal::Signal::SIGTERM, true);
+        let _ = self.signal(job.plan.number, nix::sys::signal::Signal::SIGTERM, true);
         let grace = Duration::from_millis(self.prepared.borrow().plan.limits.grace);
         tokio::select! {
             _ = job.exited() => {}
-            () = tokio::time::sleep(grace) => drop(self.kill(job.number)),
+            () = tokio::time::sleep(grace) => drop(self.kill(job.plan.number)),
+        }
+    }
+
+    /// Writes an event. That it cannot is told, and ends nothing.
+    fn note(&self, event: &Event<'_>) {
+        if let Err(error) = self.log.borrow_mut().write(event) {
+            error.report();
         }
     }
 
     /// Tells subscribers; one that does not read misses it.
     fn tell(&self, notification: &Notification) {
+        let mut subscribers = self.subscribers.borrow_mut();
+        subscribers.retain(|client| !client.is_closed());
+        if subscribers.is_empty() {
+            return;
+        }
         let line = super::server::notification(notification);
-        self.subscribers.borrow_mut().retain(|client| !client.is_closed());
-        for client in self.subscribers.borrow().iter() {
+        for client in subscribers.iter() {
             let _ = client.try_send(line.clone());
         }
     }
 
     fn forget_old(&self) {
         let mut jobs = self.jobs.borrow_mut();
-        let ended: Vec<u32> = jobs.values().filter(|job| job.has_exited()).map(|job| job.number).collect();
+        if jobs.len() < 2 * REMEMBERED {
+            return;
+        }
+        let ended: Vec<u32> = jobs.values().filter(|job| job.has_exited()).map(|job| job.plan.number).collect();
         for number in ended.iter().take(ended.len().saturating_sub(REMEMBERED)) {
             jobs.remove(number);
         }
@@ -274,25 +316,24 @@ impl Live {
         let shell = self.shell.borrow();
         let mut environment = match (&start.shell, &shell.environment, &start.caller) {
             (Some(_), Some(environment), _) => environment.clone(),
-            (_, _, Some(caller)) => engine::environment_for(&prepared, caller),
+            (_, _, Some(caller)) => {
+                let variables = caller.iter().map(|(name, value)| variable(name, value)).collect::<Result<Vec<_>, _>>()?;
+                engine::environment_for(&prepared, variables.into_iter())
+            }
             _ => self.environment.clone(),
         };
         for (name, value) in &start.env {
-            if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
-                return Err(Failure::new(Code::Parameters, format!("`{}` cannot be a variable", output::clean(name))));
-            }
-            environment.retain(|(known, _)| known.as_os_str() != OsStr::new(name));
-            environment.push((name.into(), value.into()));
+            let (name, value) = variable(name, value)?;
+            environment.retain(|(known, _)| *known != name);
+            environment.push((name, value));
         }
         let base = if start.shell.is_some() { &shell.cwd } else { &plan.cwd };
-        let cwd = start.cwd.as_ref().map_or_else(|| base.clone(), |cwd| base.join(cwd));
+        let cwd = start.cwd.as_ref().map_or_else(|| base.clone(), |cwd| base.join(cwd.meant()));
         let path = environment.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.clone());
         let path = path.as_deref().unwrap_or(OsStr::new(DEFAULT_PATH));
         let (candidates, args) = match &start.shell {
-            Some(line) => shell::command(line, path),
-            None => {
-                (candidates(OsStr::new(&start.argv[0]), path), start.argv.iter().map(|arg| arg.as_bytes().to_vec()).collect())
-            }
+            Some(line) => shell::command(&line.meant(), path),
+            None => (candidates(&start.argv[0].meant(), path), start.argv.iter().map(|arg| arg.meant().into_vec()).collect()),
         };
         if let Input::All(bytes) = &start.stdin {
             bytes.clone().bytes()?;
@@ -320,7 +361,7 @@ impl Live {
 
     /// Takes what init says until the sandbox ends.
     pub(crate) async fn listen(self: Rc<Self>) -> io::Result<()> {
-        let ready = job::watched(self.sandbox.as_fd().try_clone_to_owned()?)?;
+        let ready = streams::watched(self.sandbox.as_fd().try_clone_to_owned()?)?;
         loop {
             let mut guard = ready.readable().await?;
             let said = guard.try_io(|_| match is_readable(self.sandbox.as_fd()) {
@@ -340,41 +381,41 @@ impl Live {
         }
     }
 
-    fn heard(&self, event: Event, mut fds: Vec<OwnedFd>) {
+    fn heard(&self, event: Answer, mut fds: Vec<OwnedFd>) {
         match event {
-            Event::Terminal => {
+            Answer::Terminal => {
                 if let (Some(waits), Some(master)) = (self.terminals.borrow_mut().pop_front(), fds.pop()) {
                     let _ = waits.send(Ok(master));
                 }
             }
-            Event::TerminalFailed(error) => {
+            Answer::TerminalFailed(error) => {
                 if let Some(waits) = self.terminals.borrow_mut().pop_front() {
                     let _ = waits.send(Err(error));
                 }
             }
-            Event::Started { job } => self.answered(job, Ok(())),
-            Event::StartFailed { job, error } => self.answered(job, Err(error)),
-            Event::Exited { job, status } => {
+            Answer::Started { job } => self.answered(job, Ok(())),
+            Answer::StartFailed { job, error } => self.answered(job, Err(error)),
+            Answer::Exited { job, status } => {
                 if let Some(job) = self.jobs.borrow().get(&job) {
                     job.progress.send_replace(Progress::Exited(status));
                 }
             }
-            Event::Covered { failed } => {
+            Answer::Covered { failed } => {
                 if let Some(guards) = self.guards.borrow_mut().as_mut()
                     && let Err(error) = guards.covered(&failed)
                 {
                     error.report();
                 }
             }
-            Event::MemoryExceeded { resident } => output::complain(&format!(
+            Answer::MemoryExceeded { resident } => output::complain(&format!(
                 "the memory limit was exceeded ({} MiB in use), so all jobs were killed; raise it with --limit memory=SIZE",
                 resident >> 20
             )),
-            Event::SetupFailed(error) => {
+            Answer::SetupFailed(error) => {
                 output::complain(&error.to_string());
                 self.stop(Reason::Failed);
             }
-            Event::Ready | Event::Stopped { .. } => {}
+            Answer::Ready | Answer::Stopped { .. } => {}
         }
     }
 
@@ -396,7 +437,7 @@ impl Live {
                     Err(error) => drop(error.report()),
                 }
                 match (guards.events(), &watch) {
-                    (Some(fd), None) => watch = Some(job::watched(fd.try_clone_to_owned()?)?),
+                    (Some(fd), None) => watch = Some(streams::watched(fd.try_clone_to_owned()?)?),
                     (None, Some(_)) => watch = None,
                     _ => {}
                 }
@@ -433,58 +474,18 @@ fn window(size: Size) -> nix::pty::Winsize {
     nix::pty::Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 }
 }
 
-/// The ends of a job's pipes.
-#[derive(Debug, Default)]
-struct Streams {
-    theirs: Vec<OwnedFd>,
-    input: Option<pipe::Sender>,
-    output: Vec<(Stream, Source)>,
-    /// What a shell says of itself at its end.
-    report: Option<Source>,
-}
-
-impl Streams {
-    fn make(&mut self, start: &Start) -> io::Result<Vec<Stdio>> {
-        let mut stdio = vec![Stdio::Terminal; 3];
-        if start.pty.is_none() {
-            stdio = vec![Stdio::Handed; 3];
-            match start.stdin {
-                Input::Null => stdio[0] = Stdio::Null,
-                Input::Pipe | Input::All(_) => {
-                    let (theirs, ours) = pair()?;
-                    self.theirs.push(theirs);
-                    self.input = Some(pipe::Sender::from_owned_fd(ours)?);
-                }
-            }
-            let (ours, theirs) = pair()?;
-            if start.merge {
-                self.theirs.push(theirs.try_clone()?);
-                self.theirs.push(theirs);
-            } else {
-                let (errors, their_errors) = pair()?;
-                self.theirs.extend([theirs, their_errors]);
-                self.output.push((Stream::Stderr, Source::Pipe(pipe::Receiver::from_owned_fd(errors)?)));
-            }
-            self.output.push((Stream::Stdout, Source::Pipe(pipe::Receiver::from_owned_fd(ours)?)));
-        }
-        if start.shell.is_some() {
-            let (ours, theirs) = pair()?;
-            self.theirs.push(theirs);
-            self.report = Some(Source::Pipe(pipe::Receiver::from_owned_fd(ours)?));
-            stdio.push(Stdio::Handed);
-        }
-        Ok(stdio)
+/// A variable, if it can be one.
+fn variable(name: &str, value: &Word) -> Result<(OsString, OsString), Failure> {
+    let value = value.meant();
+    match name.is_empty() || name.contains(['=', '\0']) || value.as_bytes().contains(&0) {
+        true => Err(Failure::new(Code::Parameters, format!("`{}` cannot be a variable", output::clean(name)))),
+        false => Ok((name.into(), value)),
     }
-}
-
-/// A pipe: the end to read from, the end to write to.
-fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?)
 }
 
 /// Why a job did not start, as `run` would say it.
 fn start_failure(error: &StepError, argv0: &[u8]) -> Failure {
-    let program = output::path(std::path::Path::new(OsStr::from_bytes(argv0)));
+    let program = output::path(Path::new(OsStr::from_bytes(argv0)));
     match (error.step, error.errno()) {
         (Step::Exec, Errno::ENOENT | Errno::ENOTDIR) => {
             Failure::new(Code::Start, format!("{program}: command not found in the sandbox")).status(127)

@@ -8,14 +8,17 @@ pub(crate) mod command;
 pub(crate) mod job;
 mod keep;
 mod live;
+mod mcp;
 pub(crate) mod place;
 pub(crate) mod protocol;
 mod server;
 mod shell;
+mod streams;
 
 use std::ffi::OsString;
 use std::future::Future;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,6 +26,8 @@ use std::time::Duration;
 use hermes_backends::local::sys::process::reset_ignored_signals;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::geteuid;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::unix::pipe;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::{LocalSet, spawn_local};
@@ -59,17 +64,30 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
         (None, Some(path)) => Some(bind(path)?),
         (None, None) => None,
     };
+    let _named = args.socket.as_deref().map(Named);
     let mut log = Log::open(args.json_events.as_deref())?;
+    let outcome = open_and_attend(args, (listener, place, client), &mut log);
+    run::told_end(outcome, &mut log)
+}
+
+fn open_and_attend(
+    args: &ServeArgs,
+    (listener, place, client): (Option<std::os::unix::net::UnixListener>, Option<place::Place>, Option<ClientProcess>),
+    log: &mut Log,
+) -> Result<u8, Error> {
     let name: Vec<OsString> = vec![args.name.clone().unwrap_or_else(|| "serve".to_owned()).into()];
     let program: Vec<OsString> = args.program.iter().map(|program| program.clone().into_os_string()).collect();
-    let Ready { prepared, overlaid, mut guards, scratch } = run::get_ready(&args.policy, &program, &name, &mut log)?;
+    let Ready { prepared, overlaid, mut guards, scratch } = run::get_ready(&args.policy, &program, &name, log)?;
+    if args.mcp {
+        mcp::needs_tools(&prepared.policy.mcp.tools, &prepared.policy.profile)?;
+    }
     let caller = prepared.caller.clone();
     let held: Vec<_> = overlaid.iter().map(crate::changes::Overlaid::lock).collect();
     // From the first thread, before the runtime: init dies with the thread that made it, prctl(2).
     let opened = engine::open(&prepared, &held, guards.as_mut())?;
     let (sandbox, environment, group) = opened.parts();
     more_descriptors();
-    let live = Live::new(sandbox, prepared, environment, guards, args.name.clone());
+    let live = Live::new(sandbox, prepared, environment, guards, args.name.clone(), std::mem::take(log));
     if let Some(place) = &place {
         place.ready()?;
     }
@@ -81,8 +99,9 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
     drop(local);
     runtime.shutdown_background();
     let guards = live.guards.take();
+    *log = live.log.take();
     drop(live);
-    engine::close(group, guards, &mut log)?;
+    engine::close(group, guards, log)?;
     if let Some(overlaid) = overlaid {
         overlaid.finish(&caller);
     }
@@ -134,9 +153,13 @@ async fn attend(
             report(&live, "clients", accept(Rc::clone(&live), UnixListener::from_std(listener)?));
         }
         None => {
-            let live = Rc::clone(&live);
+            let (live, mcp) = (Rc::clone(&live), args.mcp);
             spawn_local(async move {
-                server::serve(Rc::clone(&live), tokio::io::stdin(), tokio::io::stdout()).await;
+                let (input, output) = standard_streams();
+                match mcp {
+                    true => mcp::serve(Rc::clone(&live), input, output).await,
+                    false => server::serve(Rc::clone(&live), input, output).await,
+                }
                 // Its only client has gone.
                 live.stop(Reason::Stopped);
             });
@@ -146,6 +169,26 @@ async fn attend(
     // Clients are told.
     tokio::time::sleep(Duration::from_millis(20)).await;
     Ok(reason)
+}
+
+type Input = Box<dyn AsyncRead + Unpin + Send>;
+type Output = Box<dyn AsyncWrite + Unpin + Send>;
+
+/// The standard streams. Pipes are waited for by the runtime itself, which spares two changes of thread a message; they are opened
+/// anew, because who shares them with us does not expect that reads and writes fail for want of patience.
+fn standard_streams() -> (Input, Output) {
+    let pipe = |fd: i32| std::fs::metadata(format!("/proc/self/fd/{fd}")).is_ok_and(|meta| meta.file_type().is_fifo());
+    let input = || pipe::OpenOptions::new().open_receiver("/proc/self/fd/0");
+    let output = || pipe::OpenOptions::new().open_sender("/proc/self/fd/1");
+    let input: Input = match pipe(0).then(input) {
+        Some(Ok(pipe)) => Box::new(pipe),
+        _ => Box::new(tokio::io::stdin()),
+    };
+    let output: Output = match pipe(1).then(output) {
+        Some(Ok(pipe)) => Box::new(pipe),
+        _ => Box::new(tokio::io::stdout()),
+    };
+    (input, output)
 }
 
 /// A part of a session that ends it when it fails.
@@ -185,7 +228,7 @@ fn is_same_user(stream: &UnixStream) -> bool {
 /// Ends the session when the process that it is for has ended.
 async fn end_with(live: Rc<Live>, client: ClientProcess) {
     if let Some(process) = client.open()
-        && let Ok(process) = job::watched(process)
+        && let Ok(process) = streams::watched(process)
     {
         let _ = process.readable().await;
     }
@@ -214,6 +257,15 @@ fn bind(path: &Path) -> Result<std::os::unix::net::UnixListener, Error> {
     let bound = std::os::unix::net::UnixListener::bind(path);
     umask(mask);
     bound.map_err(cannot)
+}
+
+/// A socket that goes with who listens.
+struct Named<'p>(&'p Path);
+
+impl Drop for Named<'_> {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.0);
+    }
 }
 
 /// Every job has some; init and its jobs have their own limit already.

@@ -1,10 +1,13 @@
 //! The messages of the session protocol, version 1: JSON-RPC 2.0, one message a line. docs/serve.md is its text.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 /// The version that is spoken.
 pub(crate) const VERSION: u32 = 1;
@@ -23,7 +26,8 @@ pub(crate) struct Request {
     pub(crate) method: String,
     /// See the method.
     #[serde(default)]
-    pub(crate) params: Value,
+    #[schemars(with = "Value")]
+    pub(crate) params: Option<Box<RawValue>>,
 }
 
 /// Why a request failed.
@@ -115,19 +119,19 @@ pub(crate) struct Initialized {
 pub(crate) struct Start {
     /// Program and arguments.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) argv: Vec<String>,
+    pub(crate) argv: Vec<Word>,
     /// Instead of `argv`: a command line whose directory and exported variables are those of the next one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) shell: Option<String>,
+    pub(crate) shell: Option<Word>,
     /// Working directory inside.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) cwd: Option<String>,
+    pub(crate) cwd: Option<Word>,
     /// Variables to set.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) env: BTreeMap<String, String>,
+    pub(crate) env: BTreeMap<String, Word>,
     /// The caller's variables: those that the policy lets in are the job's, instead of the session's own.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) caller: Option<BTreeMap<String, String>>,
+    pub(crate) caller: Option<BTreeMap<String, Word>>,
     /// Standard input.
     pub(crate) stdin: Input,
     /// A pseudo-terminal for all three streams.
@@ -146,6 +150,17 @@ pub(crate) struct Start {
     pub(crate) keep: Keep,
     /// Its output comes as notifications, too.
     pub(crate) stream: bool,
+}
+
+/// What the kernel takes as bytes: text, or `{"base64":...}` of what is no text.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub(crate) enum Word {
+    Text(String),
+    Encoded {
+        #[serde(deserialize_with = "encoded")]
+        base64: String,
+    },
 }
 
 /// What a job reads.
@@ -311,14 +326,11 @@ pub(crate) enum Subject {
 }
 
 /// How a job ended.
-#[derive(Debug, Default, Clone, Deserialize, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
 pub(crate) struct End {
     pub(crate) job: u32,
-    /// 124 when its time was up, 128+n when signal n ended it.
-    pub(crate) status: u8,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) signal: Option<String>,
-    pub(crate) timed_out: bool,
+    #[serde(flatten)]
+    pub(crate) exit: Exit,
     pub(crate) stdout: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stderr: Option<String>,
@@ -364,8 +376,19 @@ pub(crate) struct Listed {
     pub(crate) background: bool,
     /// Milliseconds since 1970.
     pub(crate) started: u64,
+    /// How it ended, when it has.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(crate) exit: Option<Exit>,
+}
+
+/// How a job ended, in short.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub(crate) struct Exit {
+    /// 124 when its time was up, 128+n when signal n ended it.
+    pub(crate) status: u8,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) status: Option<u8>,
+    pub(crate) signal: Option<String>,
+    pub(crate) timed_out: bool,
 }
 
 /// What a job does.
@@ -440,10 +463,15 @@ impl Bytes {
         }
     }
 
+    /// As base64 whatever they are.
+    pub(crate) fn encoded(bytes: &[u8]) -> String {
+        encode(bytes)
+    }
+
     /// The bytes.
     ///
     /// # Errors
-    /// Both forms, or no base64.
+    /// Both forms, or what is no base64.
     pub(crate) fn bytes(self) -> Result<Vec<u8>, Failure> {
         match (self.data, self.base64) {
             (Some(text), None) => Ok(text.into_bytes()),
@@ -452,6 +480,30 @@ impl Bytes {
             (Some(_), Some(_)) => Err(Failure::new(Code::Parameters, "`data` and `base64` exclude each other")),
         }
     }
+}
+
+impl Word {
+    /// Text where it is text, else base64.
+    pub(crate) fn of(word: &OsStr) -> Self {
+        match word.to_str() {
+            Some(text) => Self::Text(text.to_owned()),
+            None => Self::Encoded { base64: encode(word.as_bytes()) },
+        }
+    }
+
+    /// What is meant. Base64 was seen to be some when it came.
+    pub(crate) fn meant(&self) -> OsString {
+        match self {
+            Self::Text(text) => text.into(),
+            Self::Encoded { base64 } => OsString::from_vec(decode(base64).unwrap_or_default()),
+        }
+    }
+}
+
+fn encoded<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    decode(&text).map_err(|failure| serde::de::Error::custom(failure.message))?;
+    Ok(text)
 }
 
 fn encode(bytes: &[u8]) -> String {
@@ -490,6 +542,16 @@ mod tests {
         assert_eq!(odd.bytes().unwrap(), [0xff, 0]);
         let both = Bytes { data: Some("a".into()), base64: Some("YQ==".into()) };
         assert_eq!(both.bytes().unwrap_err().code, -32602);
+    }
+
+    #[test]
+    fn words_that_are_no_text_come_through() {
+        for bytes in [&b"plain"[..], b"", b"\xff\x00odd"] {
+            let word = Word::of(OsStr::from_bytes(bytes));
+            let text = serde_json::to_string(&word).unwrap();
+            assert_eq!(serde_json::from_str::<Word>(&text).unwrap().meant().as_bytes(), bytes, "{text}");
+        }
+        assert!(serde_json::from_str::<Word>("{\"base64\":\"?\"}").is_err());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{Semaphore, mpsc};
@@ -27,17 +28,39 @@ const OPEN: usize = 4096;
 
 /// A notification as a line.
 pub(crate) fn notification(notification: &Notification) -> String {
-    let mut value = serde_json::to_value(notification).unwrap_or_default();
-    value["jsonrpc"] = "2.0".into();
-    format!("{value}\n")
+    line(Message { jsonrpc: VERSION_OF_RPC, body: notification })
 }
 
-fn answer(id: &Value, outcome: Result<Value, Failure>) -> String {
-    let answer = match outcome {
-        Ok(result) => json!({"jsonrpc": "2.0", "id": id, "result": result}),
-        Err(error) => json!({"jsonrpc": "2.0", "id": id, "error": error}),
+fn answer(id: &Value, outcome: Result<Box<RawValue>, Failure>) -> String {
+    let (result, error) = match outcome {
+        Ok(result) => (Some(result), None),
+        Err(error) => (None, Some(error)),
     };
-    format!("{answer}\n")
+    line(Message { jsonrpc: VERSION_OF_RPC, body: Answer { id, result, error } })
+}
+
+const VERSION_OF_RPC: &str = "2.0";
+
+#[derive(Serialize)]
+struct Message<T> {
+    jsonrpc: &'static str,
+    #[serde(flatten)]
+    body: T,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    id: &'a Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<Box<RawValue>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<Failure>,
+}
+
+fn line(message: impl Serialize) -> String {
+    let mut line = serde_json::to_string(&message).unwrap_or_default();
+    line.push('\n');
+    line
 }
 
 /// A client, as its requests know it.
@@ -116,7 +139,7 @@ pub(crate) async fn serve(live: Rc<Live>, reader: impl AsyncRead + Unpin, writer
         let Ok(permit) = Arc::clone(&open).acquire_owned().await else { break };
         let (live, client) = (Rc::clone(&live), Rc::clone(&client));
         spawn_local(async move {
-            let outcome = obey(&live, &request.method, request.params, &client).await;
+            let outcome = obey(&live, &request.method, request.params.as_deref(), &client).await;
             let _ = client.lines.send(answer(&request.id, outcome)).await;
             drop(permit);
         });
@@ -133,7 +156,7 @@ pub(crate) async fn serve(live: Rc<Live>, reader: impl AsyncRead + Unpin, writer
     }
 }
 
-async fn write_all(mut lines: mpsc::Receiver<String>, mut writer: impl AsyncWrite + Unpin) {
+pub(crate) async fn write_all(mut lines: mpsc::Receiver<String>, mut writer: impl AsyncWrite + Unpin) {
     while let Some(line) = lines.recv().await {
         if writer.write_all(line.as_bytes()).await.is_err() || lines.is_empty() && writer.flush().await.is_err() {
             return;
@@ -146,21 +169,22 @@ fn too_long() -> Failure {
 }
 
 fn parse(line: &[u8]) -> Result<Request, Failure> {
-    let value: Value = serde_json::from_slice(line).map_err(|e| Failure::new(Code::Parse, format!("not JSON: {e}")))?;
-    let request: Request =
-        serde_json::from_value(value).map_err(|e| Failure::new(Code::Request, format!("not a request: {e}")))?;
+    let request: Request = serde_json::from_slice(line).map_err(|e| match e.is_data() {
+        true => Failure::new(Code::Request, format!("not a request: {e}")),
+        false => Failure::new(Code::Parse, format!("not JSON: {e}")),
+    })?;
     let named = request.id.is_string() || request.id.is_number();
-    match request.jsonrpc == "2.0" && named {
+    match request.jsonrpc == VERSION_OF_RPC && named {
         true => Ok(request),
         false => Err(Failure::new(Code::Request, "not a request: `jsonrpc` must be \"2.0\" and `id` a number or a string")),
     }
 }
 
-fn introduce(live: &Live, request: &Request) -> Result<Value, Failure> {
+fn introduce(live: &Live, request: &Request) -> Result<Box<RawValue>, Failure> {
     if request.method != "initialize" {
         return Err(Failure::new(Code::Version, "the first request must be `initialize`"));
     }
-    let Initialize { protocol } = parameters(request.params.clone())?;
+    let Initialize { protocol } = parameters(request.params.as_deref())?;
     if protocol != VERSION {
         let refused = format!("version {protocol} of the protocol is not spoken here");
         return Err(Failure::new(Code::Version, refused).hint(format!("use version {VERSION}")));
@@ -176,27 +200,27 @@ fn introduce(live: &Live, request: &Request) -> Result<Value, Failure> {
     })
 }
 
-fn parameters<T: DeserializeOwned>(params: Value) -> Result<T, Failure> {
-    let params = if params.is_null() { json!({}) } else { params };
-    serde_json::from_value(params).map_err(|e| Failure::new(Code::Parameters, format!("wrong parameters: {e}")))
+fn parameters<T: DeserializeOwned>(params: Option<&RawValue>) -> Result<T, Failure> {
+    let text = params.map_or("{}", RawValue::get);
+    serde_json::from_str(text).map_err(|e| Failure::new(Code::Parameters, format!("wrong parameters: {e}")))
 }
 
-fn result(value: &impl Serialize) -> Result<Value, Failure> {
-    serde_json::to_value(value).map_err(|e| Failure::new(Code::Ended, format!("cannot express the answer as JSON: {e}")))
+fn result(value: &impl Serialize) -> Result<Box<RawValue>, Failure> {
+    to_raw_value(value).map_err(|e| Failure::new(Code::Ended, format!("cannot express the answer as JSON: {e}")))
 }
 
-async fn obey(live: &Rc<Live>, method: &str, params: Value, client: &Client) -> Result<Value, Failure> {
-    let (lines, nothing) = (&client.lines, Ok(json!({})));
+async fn obey(live: &Rc<Live>, method: &str, params: Option<&RawValue>, client: &Client) -> Result<Box<RawValue>, Failure> {
+    let (lines, nothing) = (&client.lines, result(&json!({})));
     match method {
         "start" | "exec" => {
             let start: Start = parameters(params)?;
             let (told, tied) = (start.stream.then(|| lines.clone()), start.tied);
             let job = live.start(start, told).await?;
             if tied {
-                client.tie(live, job.number);
+                client.tie(live, job.plan.number);
             }
             if method == "start" {
-                return result(&Started { job: job.number });
+                return result(&Started { job: job.plan.number });
             }
             job.done().await;
             result(&job.end())
@@ -208,7 +232,7 @@ async fn obey(live: &Rc<Live>, method: &str, params: Value, client: &Client) -> 
             let timeout = timeout.map_err(|e| Failure::new(Code::Parameters, format!("`timeout`: {e}")))?;
             match timeout {
                 Some(timeout) if tokio::time::timeout(timeout, job.done()).await.is_err() => {
-                    Err(Failure::new(Code::Job, format!("job {} still runs", job.number)))
+                    Err(Failure::new(Code::Job, format!("job {} still runs", job.plan.number)))
                 }
                 Some(_) => result(&job.end()),
                 None => {
@@ -221,7 +245,7 @@ async fn obey(live: &Rc<Live>, method: &str, params: Value, client: &Client) -> 
             let Write { job, data, base64, eof } = parameters(params)?;
             let bytes = Bytes { data, base64 }.bytes()?;
             let job = live.job(job)?;
-            let closed = |e: std::io::Error| Failure::new(Code::Job, format!("job {} takes no input: {e}", job.number));
+            let closed = |e: std::io::Error| Failure::new(Code::Job, format!("job {} takes no input: {e}", job.plan.number));
             tokio::select! {
                 written = job.write(&bytes, eof) => written.map_err(closed)?,
                 // What it has left may have the other end, and never read.
@@ -231,7 +255,7 @@ async fn obey(live: &Rc<Live>, method: &str, params: Value, client: &Client) -> 
         }
         "resize" => {
             let Resize { job, rows, columns } = parameters(params)?;
-            live.resize(&*live.job(job)?, Size { rows, columns }).map(|()| json!({}))
+            live.resize(&*live.job(job)?, Size { rows, columns }).and(nothing)
         }
         "signal" => {
             let Signal { job, signal, group } = parameters(params)?;
@@ -240,12 +264,12 @@ async fn obey(live: &Rc<Live>, method: &str, params: Value, client: &Client) -> 
             if live.job(job)?.has_exited() {
                 return Err(Failure::new(Code::Job, format!("job {job} has ended")));
             }
-            live.signal(job, number, group).map(|()| json!({}))
+            live.signal(job, number, group).and(nothing)
         }
         "kill" => {
             let Of { job } = parameters(params)?;
             live.job(job)?;
-            live.kill(job).map(|()| json!({}))
+            live.kill(job).and(nothing)
         }
         "release" => {
             let Of { job } = parameters(params)?;

@@ -9,7 +9,7 @@ use crate::supervise::candidates;
 
 /// What a shell says of itself at its end, on a descriptor that its commands do not have: directory and variables, each with a
 /// NUL behind it. The trap runs wherever the line ends, but for exec and a deadly signal.
-const WRAPPER: &str = r#"trap '{ printf "%s\0" "$(pwd -P)"; env -0; } >&3' EXIT; eval "$1" 3>&-"#;
+const WRAPPER: &str = r#"trap '{ printf "%s\0" "$(pwd -P)"; env -0; } 2>/dev/null >&3' EXIT; eval "$1" 3>&-"#;
 /// What every shell sets for itself.
 const OWN: &[&str] = &["_", "SHLVL", "PWD", "OLDPWD"];
 
@@ -44,10 +44,10 @@ fn parse(report: &[u8]) -> Option<(PathBuf, Vec<(OsString, OsString)>)> {
 }
 
 /// Where to look for a shell, and its arguments.
-pub(crate) fn command(line: &str, path: &OsStr) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+pub(crate) fn command(line: &OsStr, path: &OsStr) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let shells = ["bash", "sh"].iter().flat_map(|shell| candidates(OsStr::new(shell), path));
-    let args = ["bash", "-c", WRAPPER, "bash", line].map(|arg| arg.as_bytes().to_vec());
-    (shells.collect(), args.to_vec())
+    let args = ["bash", "-c", WRAPPER, "bash"].map(OsStr::new).into_iter().chain([line]).map(|arg| arg.as_bytes().to_vec());
+    (shells.collect(), args.collect())
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! `bash` and `python`: the real program with the same arguments, in the client's session.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
 
 use nix::errno::Errno;
@@ -22,34 +23,35 @@ use crate::output;
 use crate::session::client::Client;
 use crate::session::command::{hold_signals, relay};
 use crate::session::job;
-use crate::session::protocol::{End, Input, Keep, Of, Size, Start, Started};
+use crate::session::protocol::{End, Input, Keep, Of, Size, Start, Started, Word};
 use crate::terminal::outer_size;
 
 /// Runs the program and returns its exit status.
 pub(super) fn call(shim: &Shim, args: &[OsString]) -> Result<u8, Error> {
-    let variables = variables::of_call(std::env::vars_os().collect(), &|path| shim.is_own(path));
-    let argv = argv(shim, args)?;
+    let program = program(shim)?;
+    let own: Vec<_> = std::env::vars_os().collect();
     if engine::is_inside() {
-        return run_directly(shim, &argv, variables);
+        return run_directly(shim, &program, args, variables::without_shims(own, &|path| shim.is_own(path)));
     }
     let mut client = session::connect(shim)?;
     let mut env = BTreeMap::new();
     let code = match shim.header.shim {
-        ShimName::Python => Code::of(&argv[1..], &variables),
+        ShimName::Python => Code::of(args, &own),
         _ => None,
     };
     // Ends when it is dropped, and with it what it has inside.
     let _served = code.map(|code| {
         env.extend(code.variables());
-        code.serve(shim, &argv[0])
+        code.serve(shim, &program)
     });
+    let cwd = std::env::current_dir().map_err(|e| {
+        Error::new(Kind::NotExecutable, format!("cannot tell the current directory: {e}")).hint("change to one that exists")
+    })?;
     let streams = Streams::look();
     let start = Start {
-        argv,
-        cwd: Some(text(std::env::current_dir().map_err(|e| {
-            Error::new(Kind::NotExecutable, format!("cannot tell the current directory: {e}")).hint("change to one that exists")
-        })?)?),
-        caller: Some(variables),
+        argv: std::iter::once(&program).chain(args).map(|word| Word::of(word)).collect(),
+        cwd: Some(Word::of(cwd.as_os_str())),
+        caller: Some(variables::of_call(own, &|path| shim.is_own(path))),
         env,
         ..streams.start()
     };
@@ -67,43 +69,41 @@ pub(super) fn run(client: &mut Client, start: &Start, reads: bool) -> Result<End
 
 /// Ends as the job has ended: who waits for this process sees the same signal.
 pub(super) fn finish(end: &End) -> Result<u8, Error> {
-    if let Some(signal) = end.signal.as_deref().filter(|_| !end.timed_out).and_then(|name| job::signal(name).ok()) {
+    if let Some(signal) = end.exit.signal.as_deref().filter(|_| !end.exit.timed_out).and_then(|name| job::signal(name).ok()) {
         // Those that end a process without a core file, signal(7); this process has no handlers for them.
         if matches!(signal, Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP | Signal::SIGKILL) {
             let _ = nix::sys::signal::SigSet::from(signal).thread_unblock();
             let _ = raise(signal);
         }
     }
-    Ok(end.status)
+    Ok(end.exit.status)
 }
 
-fn argv(shim: &Shim, args: &[OsString]) -> Result<Vec<String>, Error> {
-    let program = match shim.header.shim {
+/// What the shim stands for.
+fn program(shim: &Shim) -> Result<OsString, Error> {
+    match shim.header.shim {
         ShimName::Python => {
-            let python = shim.header.python.clone();
-            text(
-                python
-                    .ok_or_else(|| Error::setup("this shim names no interpreter").hint("write it anew with `shims install`"))?,
-            )?
+            let python = shim.header.python.clone().map(PathBuf::into_os_string);
+            python.ok_or_else(|| Error::setup("this shim names no interpreter").hint("write it anew with `shims install`"))
         }
-        other => other.name().to_owned(),
-    };
-    std::iter::once(Ok(program)).chain(args.iter().map(text)).collect()
-}
-
-fn text(word: impl Into<OsString>) -> Result<String, Error> {
-    word.into().into_string().map_err(|_| Error::usage("a shim takes only UTF-8 on its command line"))
+        other => Ok(other.name().into()),
+    }
 }
 
 /// In a sandbox already: that one confines, under its own policy.
-fn run_directly(shim: &Shim, argv: &[String], variables: BTreeMap<String, String>) -> Result<u8, Error> {
+fn run_directly(
+    shim: &Shim,
+    program: &OsStr,
+    args: &[OsString],
+    variables: Vec<(OsString, OsString)>,
+) -> Result<u8, Error> {
     // Once for each sandbox, which has its own /tmp.
     let said = std::fs::File::options().write(true).create_new(true).open("/tmp/.hermes-sandbox-shims");
     let name = shim.header.shim.name();
     if said.is_ok() {
         output::complain(&format!("already in a sandbox: {name} and others run in that one, under its policy"));
     }
-    let error = Command::new(&argv[0]).args(&argv[1..]).env_clear().envs(variables).exec();
+    let error = Command::new(program).args(args).env_clear().envs(variables).exec();
     let kind = if error.kind() == std::io::ErrorKind::NotFound { Kind::NotFound } else { Kind::NotExecutable };
     Err(Error::new(kind, format!("{name}: cannot be executed in this sandbox: {error}")))
 }

@@ -4,6 +4,7 @@
 //! it, which is all that the agent answers, is carried to the agent's.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -21,7 +22,7 @@ use super::shim::Shim;
 use crate::error::Error;
 use crate::output;
 use crate::session::client::{Client, Said};
-use crate::session::protocol::{Bytes, Input, Keep, Notification, Start, Started, Stream, Write as WriteParams};
+use crate::session::protocol::{Bytes, Input, Keep, Notification, Start, Started, Stream, Word, Write as WriteParams};
 
 const SOCKET: &str = "HERMES_RPC_SOCKET";
 const TOKEN: &str = "HERMES_RPC_TOKEN";
@@ -75,7 +76,7 @@ pub(super) struct Code {
     /// The directory of the script.
     stage: PathBuf,
     socket: PathBuf,
-    token: String,
+    token: OsString,
 }
 
 /// As long as it lives, what is inside does.
@@ -95,10 +96,11 @@ impl Drop for Served {
 
 impl Code {
     /// Is it such a call? The names are those that the agent makes up (`mkdtemp(prefix="hermes_sandbox_")`, `hermes_rpc_*.sock`).
-    pub(super) fn of(args: &[String], variables: &BTreeMap<String, String>) -> Option<Self> {
+    pub(super) fn of(args: &[OsString], variables: &[(OsString, OsString)]) -> Option<Self> {
+        let value = |name: &str| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value);
         let script = Path::new(args.first()?);
         let stage = script.parent().filter(|dir| dir.is_absolute())?;
-        let socket = Path::new(variables.get(SOCKET)?);
+        let socket = Path::new(value(SOCKET)?);
         let named = |path: &Path, start: &str| {
             path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(start))
         };
@@ -106,27 +108,27 @@ impl Code {
         ours.then(|| Self {
             stage: stage.to_owned(),
             socket: socket.to_owned(),
-            token: variables.get(TOKEN).cloned().unwrap_or_default(),
+            token: value(TOKEN).cloned().unwrap_or_default(),
         })
     }
 
     /// What the script is to be told; the policy's scrub would take the token for a credential.
-    pub(super) fn variables(&self) -> impl Iterator<Item = (String, String)> {
-        [(SOCKET.to_owned(), self.socket.to_string_lossy().into_owned()), (TOKEN.to_owned(), self.token.clone())].into_iter()
+    pub(super) fn variables(&self) -> [(String, Word); 2] {
+        [(SOCKET.to_owned(), Word::of(self.socket.as_os_str())), (TOKEN.to_owned(), Word::of(&self.token))]
     }
 
     /// Brings the script in and serves its socket. Without one the script runs all the same and says which tool fails.
-    pub(super) fn serve(self, shim: &Shim, python: &str) -> Option<Served> {
+    pub(super) fn serve(self, shim: &Shim, python: &OsStr) -> Option<Served> {
         let served = self.try_serve(shim, python);
         served.inspect_err(|error| output::complain(&format!("the agent's tools are not there for this script: {error}"))).ok()
     }
 
-    fn try_serve(self, shim: &Shim, python: &str) -> Result<Served, Error> {
+    fn try_serve(self, shim: &Shim, python: &OsStr) -> Result<Served, Error> {
         let cannot = |e: std::io::Error| Error::setup(format!("{}: {e}", output::path(&self.socket)));
         let agent = UnixStream::connect(&self.socket).map_err(cannot)?;
         let mut client = session::connect(shim)?;
         let start = Start {
-            argv: [python, "-I", "-S", "-c", LISTENER].map(str::to_owned).to_vec(),
+            argv: [python, "-I".as_ref(), "-S".as_ref(), "-c".as_ref(), LISTENER.as_ref()].map(Word::of).to_vec(),
             stdin: Input::Pipe,
             stream: true,
             tied: true,
@@ -233,14 +235,14 @@ mod tests {
     use super::*;
 
     fn of(script: &str, socket: &str) -> Option<Code> {
-        let variables = [(SOCKET, socket), (TOKEN, "t")].map(|(name, value)| (name.to_owned(), value.to_owned()));
-        Code::of(&[script.to_owned()], &variables.into())
+        let variables = [(SOCKET, socket), (TOKEN, "t")].map(|(name, value)| (name.into(), value.into()));
+        Code::of(&[script.into()], &variables)
     }
 
     #[test]
     fn only_what_the_agent_makes_is_brought_in() {
         let code = of("/tmp/hermes_sandbox_x/script.py", "/tmp/hermes_rpc_1.sock").unwrap();
-        assert_eq!((code.stage.as_path(), code.variables().count()), (Path::new("/tmp/hermes_sandbox_x"), 2));
+        assert_eq!((code.stage.as_path(), code.variables().len()), (Path::new("/tmp/hermes_sandbox_x"), 2));
         for (script, socket) in [
             ("/tmp/other/script.py", "/tmp/hermes_rpc_1.sock"),
             ("hermes_sandbox_x/script.py", "/tmp/hermes_rpc_1.sock"),
@@ -250,7 +252,7 @@ mod tests {
         ] {
             assert_eq!(of(script, socket), None, "{script} {socket}");
         }
-        assert_eq!(Code::of(&["/tmp/hermes_sandbox_x/script.py".to_owned()], &BTreeMap::new()), None);
+        assert_eq!(Code::of(&["/tmp/hermes_sandbox_x/script.py".into()], &[]), None);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::output;
 use crate::session::client::Client;
 use crate::session::command::{launch, print_log};
 use crate::session::place::{OF_SHIM, Place, starting};
-use crate::session::protocol::{End, Start};
+use crate::session::protocol::{End, Start, Word};
 
 /// A session that nobody uses ends, although its client lives.
 const IDLE: &str = "8h";
@@ -89,9 +89,9 @@ fn start(shim: &Shim, place: &Place) -> Result<(), Error> {
 /// Makes the client's directory for temporary files inside: Hermes Agent names files there in its commands.
 fn prepare(shim: &Shim, client: &mut Client) {
     let Some(dir) = variables::temporary(&shim.caller.variables).filter(|dir| *dir != Path::new("/tmp")) else { return };
-    let Some(text) = dir.to_str() else { return };
-    let make = Start { argv: ["mkdir", "-p", "--", text].map(str::to_owned).to_vec(), ..Start::default() };
-    let made = client.ask::<End>("exec", &make).is_ok_and(|end| end.status == 0);
+    let argv = ["mkdir".as_ref(), "-p".as_ref(), "--".as_ref(), dir.as_os_str()].map(Word::of).to_vec();
+    let make = Start { argv, ..Start::default() };
+    let made = client.ask::<End>("exec", &make).is_ok_and(|end| end.exit.status == 0);
     if !made {
         output::complain(&format!(
             "{} cannot be made in the sandbox; temporary files there will fail (unset TMPDIR, or grant it with --rw)",

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
+use crate::session::protocol::Word;
+
 /// Variables that name one program or directory.
 const NAMING: &[&str] = &["VIRTUAL_ENV", "HERMES_DOCKER_BINARY", "SHELL", "_"];
 
@@ -21,13 +23,12 @@ pub(super) fn without_shims(variables: Vec<(OsString, OsString)>, is_shim: &dyn 
     variables.into_iter().filter_map(kept).collect()
 }
 
-/// The variables of a call as the protocol takes them: those that are text, the first one of each name.
-pub(super) fn of_call(variables: Vec<(OsString, OsString)>, is_shim: &dyn Fn(&Path) -> bool) -> BTreeMap<String, String> {
-    let text = |text: OsString| text.into_string().ok();
+/// The variables of a call as the protocol takes them: those whose names are text, the first one of each name.
+pub(super) fn of_call(variables: Vec<(OsString, OsString)>, is_shim: &dyn Fn(&Path) -> bool) -> BTreeMap<String, Word> {
     let mut all = BTreeMap::new();
     for (name, value) in without_shims(variables, is_shim) {
-        if let (Some(name), Some(value)) = (text(name), text(value)) {
-            all.entry(name).or_insert(value);
+        if let Ok(name) = name.into_string() {
+            all.entry(name).or_insert_with(|| Word::of(&value));
         }
     }
     all
@@ -62,11 +63,11 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_a_name_counts_and_only_text_goes() {
+    fn the_first_of_a_name_counts() {
         use std::os::unix::ffi::OsStringExt;
         let mut given = pairs(&[("A", "1"), ("A", "2")]);
-        given.push(("B".into(), OsString::from_vec(vec![0xff])));
-        assert_eq!(of_call(given, &|_| false), BTreeMap::from([("A".to_owned(), "1".to_owned())]));
+        given.push((OsString::from_vec(vec![0xff]), "x".into()));
+        assert_eq!(of_call(given, &|_| false), BTreeMap::from([("A".to_owned(), Word::Text("1".to_owned()))]));
     }
 
     #[test]

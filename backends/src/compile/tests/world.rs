@@ -165,6 +165,7 @@ pub(super) fn policy(rules: &str) -> Policy {
         environment: EnvironmentRules::default(),
         network: Network::Off,
         unix: UnixRules::default(),
+        mcp: hermes_profiles::McpRules::default(),
         limits: Limits::default(),
         kernel: KernelRules::default(),
         preferred: [].into(),

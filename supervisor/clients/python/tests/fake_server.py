@@ -21,7 +21,7 @@ import time
 from typing import IO, Any, Callable
 
 GRACE = 0.5
-START = {"argv", "shell", "cwd", "env", "stdin", "pty", "merge", "timeout", "background", "keep", "stream"}
+START = {"argv", "shell", "cwd", "env", "stdin", "pty", "merge", "timeout", "background", "keep", "stream", "tied"}
 PARAMETERS = {
     "initialize": {"protocol"},
     "exec": START,
@@ -37,6 +37,10 @@ PARAMETERS = {
     "explain": {"what", "subject"},
     "stop": set(),
 }
+
+
+def word(value: Any) -> str:
+    return value if isinstance(value, str) else os.fsdecode(base64.b64decode(value["base64"]))
 
 
 class Refusal(Exception):
@@ -94,7 +98,12 @@ class Job:
         self.client = client if params.get("stream") else None
         self.started = int(time.time() * 1000)
         self.shell = "shell" in params
-        self.argv = params.get("argv") or ["bash", "-c", params["shell"]]
+        for name in ("shell", "cwd"):
+            if name in params:
+                params[name] = word(params[name])
+        params["argv"] = [word(argument) for argument in params.get("argv", ())]
+        params["env"] = {name: word(value) for name, value in params.get("env", {}).items()}
+        self.argv = params["argv"] or ["bash", "-c", params["shell"]]
         self.timed_out = False
         self.end: dict[str, Any] | None = None
         self.ended = threading.Event()

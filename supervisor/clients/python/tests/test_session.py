@@ -190,6 +190,11 @@ class Contract(TestCase):
         self.assertEqual(self.session.exec(shell="sleep 60 >/dev/null & echo $! > pid", background=True).status, 0)
         self.assertEqual(self.session.exec(shell="kill $(cat pid)").status, 0)
 
+    def test_bytes_that_are_no_text(self) -> None:
+        odd = os.fsdecode(b"a\xffb")
+        end = self.session.start_job(["sh", "-c", 'printf %s "$1$V"', "sh", odd], env={"V": odd})
+        self.assertEqual(b"".join(data for _, data in end), b"a\xffba\xffb")
+
     def test_other_jobs(self) -> None:
         job = self.session.start_job(["sh", "-c", "echo hello; sleep 60"])
         self.assertEqual(job.read(10), ("stdout", b"hello\n"))

@@ -17,7 +17,7 @@ use crate::engine;
 use crate::error::{Error, Kind};
 use crate::output;
 use crate::session::client::Client;
-use crate::session::protocol::{Input, Size, Start, Started};
+use crate::session::protocol::{Input, Size, Start, Started, Word};
 use crate::terminal::outer_size;
 use container::Container;
 
@@ -143,11 +143,11 @@ fn in_container(
     let streams = Streams::look();
     let reads = how.interactive && !how.detach && (how.tty || streams.reads);
     let start = Start {
-        argv: command.to_vec(),
-        cwd,
+        argv: command.iter().cloned().map(Word::Text).collect(),
+        cwd: cwd.map(Word::Text),
         // Nothing of the caller's goes into a container but what -e names.
         caller: Some(BTreeMap::new()),
-        env,
+        env: env.into_iter().map(|(name, value)| (name, Word::Text(value))).collect(),
         stdin: if reads { Input::Pipe } else { Input::Null },
         pty: how.tty.then(size),
         tied: !how.detach,
@@ -160,5 +160,5 @@ fn in_container(
         return Ok(0);
     }
     let end = call::run(client, &start, reads)?;
-    Ok(end.status)
+    Ok(end.exit.status)
 }

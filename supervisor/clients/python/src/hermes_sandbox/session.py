@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
 import contextlib
 import itertools
@@ -171,7 +172,7 @@ class Session:
         bytes of each stream are kept, by default 20000 and 30000.
 
         A status that is not zero is no error. Raises JobNotStarted, NotAllowed, InvalidRequest, SessionClosed; ValueError for
-        a message of more than 16 MiB or text that is not Unicode.
+        a message of more than 16 MiB. Arguments of any bytes are written as `os.fsdecode` does.
         """
         early, late = _divide(stdin)
         if early is PIPE and late is None:
@@ -186,6 +187,7 @@ class Session:
             pty=pty,
             merge=merge,
             background=background,
+            tied=not background,
             keep=keep,
         )
         try:
@@ -212,8 +214,12 @@ class Session:
         background: bool = False,
         keep: tuple[int, int] | None = None,
         stream: bool = True,
+        tied: bool = False,
     ) -> Job:
-        """Starts a job and does not wait for it. As `exec`; `stdin` can be PIPE, too, and `stream` hands its output over."""
+        """Starts a job and does not wait for it. As `exec`; `stdin` can be PIPE, too, and `stream` hands its output over.
+
+        A job that is `tied` is killed, with what it left, when this connection ends; `exec` ties what it waits for.
+        """
         early, late = _divide(stdin)
         job = self._start(
             argv,
@@ -225,6 +231,7 @@ class Session:
             pty=pty,
             merge=merge,
             background=background,
+            tied=tied,
             keep=keep,
             output=OutputQueue(self.queue_bytes, self.patience, lambda: self._waiters > 0) if stream else None,
         )
@@ -256,9 +263,12 @@ class Session:
         pty, keep, stdin = options.pop("pty"), options.pop("keep"), options.pop("stdin")
         params = {name: value for name, value in options.items() if value is not None and value is not False}
         if argv is not None:
-            params["argv"] = [*argv]
+            params["argv"] = [_word(word) for word in argv]
+        for name in ("shell", "cwd"):
+            if name in params:
+                params[name] = _word(params[name])
         if "env" in params:
-            params["env"] = dict(params["env"])
+            params["env"] = {name: _word(value) for name, value in params["env"].items()}
         if stdin is not None:
             params["stdin"] = "pipe" if stdin is PIPE else encode(stdin)
         if pty:
@@ -468,6 +478,14 @@ def _field(answer: Mapping[str, Any], name: str, kind: type) -> Any:
     if not isinstance(value, kind):
         raise ProtocolError(f"an answer whose `{name}` is {value!r:.200}")
     return value
+
+
+def _word(word: str) -> str | dict[str, str]:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return {"base64": base64.b64encode(os.fsencode(word)).decode()}
+    return word
 
 
 def _divide(stdin: Stdin) -> tuple[Stdin, bytes | None]:
