@@ -174,7 +174,7 @@ impl Live {
             background: start.background,
             split: !start.merge && start.pty.is_none(),
             pty: start.pty.is_some(),
-            timeout: start.timeout,
+            timeout: least(start.timeout, self.prepared.borrow().plan.limits.timeout),
             keep: start.keep,
         };
         // Before init is asked: its end can be told in one breath with its start.
@@ -470,6 +470,12 @@ fn is_readable(fd: BorrowedFd<'_>) -> bool {
 
 fn window(size: Size) -> nix::pty::Winsize {
     nix::pty::Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 }
+}
+
+/// The seconds that a job has: what was asked for, but no more than the policy's milliseconds.
+fn least(asked: Option<f64>, policy: Option<u64>) -> Option<f64> {
+    let policy = policy.map(|milliseconds| Duration::from_millis(milliseconds).as_secs_f64());
+    asked.into_iter().chain(policy).reduce(f64::min)
 }
 
 /// Why a job did not start, as `run` would say it.
