@@ -202,6 +202,20 @@ fn time_is_up_in_time_for_whatever_ignores_it() {
 }
 
 #[test]
+fn the_policy_bounds_the_time_of_every_job() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::with(&sandbox, &["--limit", "timeout=300ms"]);
+    let begun = Instant::now();
+    for asked in [json!({}), json!({"timeout": 60}), json!({"background": true})] {
+        let mut start = json!({"argv": ["sleep", "60"]});
+        start.as_object_mut().unwrap().extend(asked.as_object().unwrap().clone());
+        assert_eq!(served.ask("exec", start)["status"], 124);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(20));
+    assert_eq!(served.sh("sleep 0.1; echo in time")["stdout"], "in time\n");
+}
+
+#[test]
 fn several_are_answered_at_once_and_a_slow_reader_stops_only_its_own_job() {
     let sandbox = Sandbox::new();
     let mut served = Served::new(&sandbox);

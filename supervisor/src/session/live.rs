@@ -175,7 +175,7 @@ impl Live {
             background: start.background,
             split: !start.merge && start.pty.is_none(),
             pty: start.pty.is_some(),
-            timeout: start.timeout,
+            timeout: least(start.timeout, self.prepared.borrow().plan.limits.timeout),
             keep: start.keep,
         };
         // Before init is asked: its end can be told in one breath with its start.
@@ -481,6 +481,12 @@ fn variable(name: &str, value: &Word) -> Result<(OsString, OsString), Failure> {
         true => Err(Failure::new(Code::Parameters, format!("`{}` cannot be a variable", output::clean(name)))),
         false => Ok((name.into(), value)),
     }
+}
+
+/// The seconds that a job has: what was asked for, but no more than the policy's milliseconds.
+fn least(asked: Option<f64>, policy: Option<u64>) -> Option<f64> {
+    let policy = policy.map(|milliseconds| Duration::from_millis(milliseconds).as_secs_f64());
+    asked.into_iter().chain(policy).reduce(f64::min)
 }
 
 /// Why a job did not start, as `run` would say it.

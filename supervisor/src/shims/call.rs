@@ -91,12 +91,7 @@ fn program(shim: &Shim) -> Result<OsString, Error> {
 }
 
 /// In a sandbox already: that one confines, under its own policy.
-fn run_directly(
-    shim: &Shim,
-    program: &OsStr,
-    args: &[OsString],
-    variables: Vec<(OsString, OsString)>,
-) -> Result<u8, Error> {
+fn run_directly(shim: &Shim, program: &OsStr, args: &[OsString], variables: Vec<(OsString, OsString)>) -> Result<u8, Error> {
     // Once for each sandbox, which has its own /tmp.
     let said = std::fs::File::options().write(true).create_new(true).open("/tmp/.hermes-sandbox-shims");
     let name = shim.header.shim.name();

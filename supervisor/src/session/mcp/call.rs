@@ -56,14 +56,12 @@ impl Front {
             return Err("wrong arguments: give either `command` or `argv`".into());
         }
         let cwd = self.live.shell_cwd();
-        let policy = self.live.prepared.borrow().plan.limits.timeout.map(|milliseconds| milliseconds as f64 / 1000.0);
-        let asked = exec.timeout.unwrap_or(tools::TIMEOUT);
         let start = Start {
             argv: argv.into_iter().map(Word::Text).collect(),
             shell: exec.command.map(Word::Text),
             cwd: exec.cwd.map(Word::Text),
             stdin: exec.stdin.map_or(Input::Null, |text| Input::All(Bytes { data: Some(text), base64: None })),
-            timeout: Some(policy.map_or(asked, |policy| asked.min(policy))),
+            timeout: Some(exec.timeout.unwrap_or(tools::TIMEOUT)),
             ..Start::default()
         };
         let end = self.run(start, call).await?.end();
@@ -77,16 +75,16 @@ impl Front {
         let job = self.live.start(start, None).await.map_err(|failure| said(&failure))?;
         tokio::select! {
             () = job.done() => {
-                self.live.forget(job.number);
+                self.live.forget(job.plan.number);
                 return Ok(job);
             }
             () = call.is_over() => {}
         }
-        self.live.kill(job.number).map_err(|failure| said(&failure))?;
+        self.live.kill(job.plan.number).map_err(|failure| said(&failure))?;
         let live = Rc::clone(&self.live);
         spawn_local(async move {
             job.done().await;
-            live.forget(job.number);
+            live.forget(job.plan.number);
         });
         Err("cancelled".into())
     }
