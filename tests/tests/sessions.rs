@@ -425,6 +425,31 @@ fn many_jobs_at_once_all_end() {
 }
 
 #[test]
+fn sessions_of_one_user_keep_apart_with_landlock_alone() {
+    let sandbox = Sandbox::new();
+    let landlock = &["--tier", "landlock"];
+    if sandbox.hermes().args(["run", "--tier", "landlock", "--", "true"]).output().unwrap().status.code() == Some(125) {
+        return;
+    }
+    let (mut one, mut other) = (Served::with(&sandbox, landlock), Served::with(&sandbox, landlock));
+    // Jobs of both have the same numbers.
+    let stays = json!({"argv": ["sleep", "300"], "background": true});
+    let jobs = [one.ask("start", stays.clone()), other.ask("start", stays)];
+    let begun = Instant::now();
+    for _ in 0..3 {
+        for served in [&mut one, &mut other] {
+            let end = served.sh("setsid sleep 77 & echo said");
+            assert_eq!((&end["status"], &end["stdout"]), (&json!(0), &json!("said\n")), "{end}");
+        }
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "no job waits for the end of another session's");
+    one.ask("kill", jobs[0].clone());
+    assert_eq!(one.ask("wait", jobs[0].clone())["signal"], "KILL");
+    assert_eq!(other.refused("wait", json!({"job": jobs[1]["job"], "timeout": 0.2}))["code"], -32002, "it runs");
+    assert_eq!([one.end(), other.end()], [0, 0]);
+}
+
+#[test]
 fn events_tell_of_every_job() {
     let sandbox = Sandbox::new();
     let file = sandbox.outside.join("events");
