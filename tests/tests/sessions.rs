@@ -425,6 +425,38 @@ fn many_jobs_at_once_all_end() {
 }
 
 #[test]
+fn many_deaths_and_many_questions_at_once_are_all_told() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    for _ in 0..700 {
+        served.request("start", json!({"argv": ["sleep", "300"]}));
+    }
+    let jobs: Vec<Value> = (0..700).map(|_| served.line()["result"]["job"].clone()).collect();
+    // While init takes them in, and has more to tell than fits into its socket, it is asked more than fits.
+    let killer = "import os, signal; os.kill(-1, signal.SIGKILL)";
+    served.request("exec", json!({"argv": [PYTHON, "-c", killer]}));
+    std::thread::sleep(Duration::from_millis(200));
+    for job in jobs.iter().cycle().take(1400) {
+        served.request("signal", json!({"job": job, "signal": "WINCH"}));
+    }
+    let pid = served.child.id();
+    let (answered, all) = std::sync::mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        if all.recv_timeout(Duration::from_secs(60)).is_err() {
+            let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+        }
+    });
+    for _ in 0..1401 {
+        served.line();
+    }
+    answered.send(()).unwrap();
+    watchdog.join().unwrap();
+    let runs = |job: &Value| job["state"] == "running";
+    assert!(wait_until(20, || !served.ask("list", json!({}))["jobs"].as_array().unwrap().iter().any(runs)));
+    assert_eq!(served.ask("exec", json!({"argv": ["echo", "alive"]}))["stdout"], "alive\n");
+}
+
+#[test]
 fn sessions_of_one_user_keep_apart_with_landlock_alone() {
     let sandbox = Sandbox::new();
     let landlock = &["--tier", "landlock"];
