@@ -457,6 +457,32 @@ fn many_deaths_and_many_questions_at_once_are_all_told() {
 }
 
 #[test]
+fn input_that_nobody_takes_keeps_no_job_from_its_end() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    // Another job takes the other end of its input, and does not read. (Where the pipe is root's it cannot.)
+    let holder = "import glob, os, time\nfound = None\nwhile not found:\n    \
+        for path in glob.glob('/proc/[0-9]*'):\n        \
+            try:\n            \
+                if 'HOLD' + 'ME' in open(path + '/cmdline').read(): found = path; os.open(path + '/fd/0', os.O_RDONLY)\n        \
+            except OSError: pass\n\
+        open('/tmp/held', 'w').close(); time.sleep(300)";
+    let holder = served.ask("start", json!({"argv": [PYTHON, "-c", holder], "background": true}));
+    let line = "while [ ! -e /tmp/held ]; do sleep 0.05; done; exit 3 # HOLDME";
+    let id = served.request("exec", json!({"argv": ["sh", "-c", line], "stdin": {"data": "x".repeat(300_000)}, "timeout": 20}));
+    served.request("wait", json!({"job": 2, "timeout": 30}));
+    loop {
+        let answer = served.line();
+        assert_ne!(answer["error"]["code"], -32002, "it has not ended: {answer}");
+        if answer["id"] == id {
+            assert_eq!(answer["result"]["status"], 3, "{answer}");
+            break;
+        }
+    }
+    served.ask("kill", holder);
+}
+
+#[test]
 fn sessions_of_one_user_keep_apart_with_landlock_alone() {
     let sandbox = Sandbox::new();
     let landlock = &["--tier", "landlock"];

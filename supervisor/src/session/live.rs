@@ -468,9 +468,15 @@ impl Live {
     }
 }
 
-/// Feeds a job all of its input.
+/// Feeds a job all of its input. What it leaves in the background may read on.
 fn spawn_and_forget(job: Rc<Job>, bytes: Vec<u8>) {
-    spawn_local(async move { job.write(&bytes, true).await });
+    spawn_local(async move {
+        tokio::select! {
+            _ = job.write(&bytes, true) => {}
+            // Another job may have taken the other end, and never read.
+            _ = job.exited(), if !job.background => {}
+        }
+    });
 }
 
 fn is_readable(fd: BorrowedFd<'_>) -> bool {
