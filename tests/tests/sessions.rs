@@ -126,12 +126,16 @@ fn command_lines_keep_directory_and_variables() {
     let mut line = |line: &str| served.ask("exec", json!({"shell": line}));
     assert_eq!(line("cd /usr/bin; export A='x y'; B=2; exit 4")["status"], 4);
     assert_eq!(line("pwd; echo \"$A$B\"")["stdout"], "/usr/bin\nx y\n");
+    assert_eq!(line("export B=2")["status"], 0);
     assert_eq!(line("unset A; cd ..")["cwd"], "/usr");
     assert_eq!(line("echo ${A-unset}; exec sh -c 'cd /etc'")["stdout"], "unset\n");
     assert_eq!(line("pwd")["stdout"], "/usr\n", "what exec replaced says nothing");
     // More than a pipe holds.
     assert_eq!(line("export BIG=$(head -c 90000 /dev/zero | tr '\\0' x)")["status"], 0);
     assert_eq!(line("echo ${#BIG}")["stdout"], "90000\n");
+    // More than an exec takes: no variable can be told, and none is lost.
+    assert_eq!(line("cd /var; export BIG=$(head -c 200000 /dev/zero | tr '\\0' x); echo ${#BIG}")["stdout"], "200000\n");
+    assert_eq!(line("pwd; echo $B ${#BIG} ${HOME:+home}")["stdout"], "/var\n2 90000 home\n");
     let other = served.ask("exec", json!({"argv": ["sh", "-c", "pwd; echo ${BIG-none}"]}));
     assert_eq!(other["stdout"], format!("{}\nnone\n", sandbox.workspace.display()));
 }
