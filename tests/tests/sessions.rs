@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use hermes_tests::{Outcome, PYTHON, Sandbox, assert_gone, run_to_end, run_to_end_with_input, wait_until};
+use hermes_tests::{Outcome, PYTHON, Sandbox, assert_gone, processes_with, run_to_end, run_to_end_with_input, wait_until};
 use serde_json::{Value, json};
 
 /// `serve` on its standard streams.
@@ -403,14 +403,15 @@ fn two_clients_share_one_session_and_one_may_go() {
 fn a_session_whose_directory_is_gone_ends_and_another_can_begin() {
     let sandbox = Sandbox::new();
     let canary = sandbox.canary("job");
-    session(&sandbox, &["start", "--idle", "2s", "lost"]).ok();
-    session(&sandbox, &["exec", "-d", "lost", "--", "sh", "-c", &format!(": {canary}; sleep 3")]).ok();
+    session(&sandbox, &["start", "lost"]).ok();
+    session(&sandbox, &["exec", "-d", "lost", "--", "sh", "-c", &format!(": {canary}; sleep 300; :")]).ok();
     std::fs::remove_dir_all(sandbox.home.join("hermes-sandbox/lost")).unwrap();
     let gone = session(&sandbox, &["exec", "lost", "true"]);
     assert!(gone.refused(125).err().contains("there is no session `lost`"), "{}", gone.report());
     session(&sandbox, &["start", "lost"]).ok();
     session(&sandbox, &["exec", "lost", "true"]).ok();
-    assert_gone(&canary);
+    // Nobody can reach it any more, so it ends.
+    assert!(wait_until(20, || processes_with(&canary).is_empty()));
     session(&sandbox, &["exec", "lost", "true"]).ok();
     session(&sandbox, &["stop", "lost"]).ok();
 }
@@ -620,6 +621,28 @@ fn a_command_dies_with_the_client_that_waits_for_it() {
     session(&sandbox, &["exec", "s", "true"]).ok();
     session(&sandbox, &["stop", "s"]).ok();
     assert_gone(&canary);
+}
+
+#[test]
+fn of_several_starts_at_once_one_succeeds() {
+    let sandbox = Sandbox::new();
+    // A name that is also the value of an option is one.
+    std::fs::create_dir(sandbox.workspace.join("default")).unwrap();
+    for _ in 0..5 {
+        let starts: Vec<Child> = (0..4)
+            .map(|_| {
+                let mut start = sandbox.hermes();
+                start.args(["session", "start", "--workspace", "default"]).env("XDG_RUNTIME_DIR", &sandbox.home);
+                start.current_dir(&sandbox.workspace).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+            })
+            .collect();
+        let outcomes: Vec<_> = starts.into_iter().map(|start| start.wait_with_output().unwrap()).collect();
+        let (begun, refused): (Vec<_>, Vec<_>) = outcomes.iter().partition(|outcome| outcome.status.success());
+        assert_eq!(begun.len(), 1, "{outcomes:?}");
+        assert!(refused.iter().all(|refused| String::from_utf8_lossy(&refused.stderr).contains("there is a session `default`")));
+        session(&sandbox, &["exec", "default", "true"]).ok();
+        session(&sandbox, &["stop", "default"]).ok();
+    }
 }
 
 #[test]

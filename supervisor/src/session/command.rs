@@ -22,7 +22,6 @@ use super::protocol::{
 use crate::args::{ExecArgs, Session};
 use crate::error::Error;
 use crate::output;
-use crate::state::private_directory;
 use crate::table;
 use crate::terminal::{RawMode, outer_size};
 
@@ -32,7 +31,7 @@ const PIECE: usize = 32 * 1024;
 /// Does what is asked. Returns the exit status.
 pub(crate) fn session(action: Session) -> Result<u8, Error> {
     match action {
-        Session::Start { args } => start(args.name.as_deref().unwrap_or("default")),
+        Session::Start { args } => start(args.name.as_deref()),
         Session::Exec(args) => exec(*args),
         Session::Attach { name, job } => attach(&name, job),
         Session::List { json } => list(json),
@@ -59,18 +58,19 @@ fn connect(name: &str) -> Result<Client, Error> {
 }
 
 /// Starts `serve NAME` with the same options as a process of its own, and waits until it serves.
-fn start(name: &str) -> Result<u8, Error> {
+fn start(named: Option<&str>) -> Result<u8, Error> {
+    let name = named.unwrap_or("default");
     let place = Place::of(name)?;
+    let cannot = |e: std::io::Error| Error::setup(format!("cannot start a session in {}: {e}", output::path(&place.dir)));
+    let _turn = place.turn().map_err(cannot)?;
     if place.is_alive() {
         return Err(Error::usage(format!("there is a session `{name}` already"))
             .hint(format!("`hermes-sandbox session stop {name}` ends it")));
     }
-    let cannot = |e: std::io::Error| Error::setup(format!("cannot start a session in {}: {e}", output::path(&place.dir)));
-    place.remove();
-    private_directory(&place.dir, true).map_err(cannot)?;
+    place.clear().map_err(cannot)?;
     let log = File::create(place.log()).map_err(cannot)?;
     let mut options: Vec<OsString> = std::env::args_os().skip_while(|arg| arg != "start").skip(1).collect();
-    if !options.iter().any(|option| option == name) {
+    if named.is_none() {
         options.insert(0, name.into());
     }
     let program = std::env::current_exe().map_err(cannot)?;
@@ -117,10 +117,15 @@ fn stop(names: Vec<String>, all: bool) -> Result<u8, Error> {
             return Err(Error::usage(format!("there is no session `{}`", place.name))
                 .hint("`hermes-sandbox session list` names those that there are"));
         }
-        // What was said since: that something was put aside, above all.
-        let log = place::text(&place.log());
-        let _ = std::io::stderr().write_all(log.get(said..).unwrap_or_default().as_bytes());
-        place.remove();
+        let cannot = |e| Error::setup(format!("cannot forget the session `{}`: {e}", place.name));
+        let _turn = place.turn().map_err(cannot)?;
+        // Another one of this name may have begun.
+        if !place.is_alive() {
+            // What was said since: that something was put aside, above all.
+            let log = place::text(&place.log());
+            let _ = std::io::stderr().write_all(log.get(said..).unwrap_or_default().as_bytes());
+            place.remove();
+        }
     }
     Ok(0)
 }

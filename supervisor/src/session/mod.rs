@@ -41,6 +41,9 @@ use protocol::Reason;
 
 pub(crate) use command::session;
 
+/// How often a session sees whether it can still be found.
+const LOOK: Duration = Duration::from_secs(5);
+
 /// Opens a sandbox and serves its clients until it is to end. Returns the exit status.
 pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
     if args.schema {
@@ -84,7 +87,7 @@ fn open_and_attend(
     let cannot = |e: io::Error| Error::setup(format!("cannot serve the sandbox: {e}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
     let local = LocalSet::new();
-    let served = local.block_on(&runtime, attend(Rc::clone(&live), listener, args)).map_err(cannot);
+    let served = local.block_on(&runtime, attend(Rc::clone(&live), listener, place.as_ref(), args)).map_err(cannot);
     // Tasks hold the sandbox, too.
     drop(local);
     runtime.shutdown_background();
@@ -104,7 +107,12 @@ fn open_and_attend(
 }
 
 /// Runs everything that a session does, and returns why it ends.
-async fn attend(live: Rc<Live>, listener: Option<std::os::unix::net::UnixListener>, args: &ServeArgs) -> io::Result<Reason> {
+async fn attend(
+    live: Rc<Live>,
+    listener: Option<std::os::unix::net::UnixListener>,
+    place: Option<&place::Place>,
+    args: &ServeArgs,
+) -> io::Result<Reason> {
     report(&live, "init", Rc::clone(&live).listen());
     report(&live, "guarded files", Rc::clone(&live).guard());
     let signals = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
@@ -140,7 +148,14 @@ async fn attend(live: Rc<Live>, listener: Option<std::os::unix::net::UnixListene
             });
         }
     }
-    let reason = live.is_over().await;
+    let reason = tokio::select! {
+        reason = live.is_over() => reason,
+        () = is_lost(place) => {
+            output::complain("the session ends, because its directory was taken away and nobody can reach it");
+            live.stop(Reason::Stopped);
+            Reason::Stopped
+        }
+    };
     // Clients are told.
     tokio::time::sleep(Duration::from_millis(20)).await;
     Ok(reason)
@@ -198,6 +213,14 @@ async fn accept(live: Rc<Live>, listener: UnixListener) -> io::Result<()> {
 /// The mode of the socket keeps others out already; where it does not (an old kernel, a copy of the descriptor) this does.
 fn is_same_user(stream: &UnixStream) -> bool {
     stream.peer_cred().is_ok_and(|peer| peer.uid() == geteuid().as_raw())
+}
+
+/// Waits until nobody can find the session any more.
+async fn is_lost(place: Option<&place::Place>) {
+    let Some(place) = place else { return std::future::pending().await };
+    while place.is_there() {
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 async fn end_when_idle(live: Rc<Live>, idle: Duration) {

@@ -5,13 +5,13 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-
-use nix::unistd::geteuid;
+use std::time::Duration;
 
 use crate::error::Error;
 use crate::output;
-use crate::state::private_directory;
+use crate::state::{private_directory, session_directories};
 
 /// Longest name. With the directory it must fit into a socket's address, unix(7).
 const LONGEST: usize = 40;
@@ -25,13 +25,12 @@ pub(crate) struct Place {
     lock: Option<File>,
 }
 
+/// How often and how long a lock is waited for that somebody may only look at.
+const LOOKS: (u32, Duration) = (50, Duration::from_millis(2));
+
 /// All sessions' directory.
 fn sessions() -> Result<PathBuf, Error> {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute() && dir.is_dir());
-    let dir = match runtime {
-        Some(dir) => dir.join("hermes-sandbox"),
-        None => PathBuf::from(format!("/tmp/hermes-sandbox-{}", geteuid())),
-    };
+    let dir = session_directories().swap_remove(0);
     private_directory(&dir, true).map_err(|e| {
         Error::setup(format!("cannot keep sessions in {}: {e}", output::path(&dir)))
             .hint("remove it, or point XDG_RUNTIME_DIR to a directory of yours alone")
@@ -72,18 +71,53 @@ impl Place {
         let cannot = |e: io::Error| Error::setup(format!("cannot keep the session in {}: {e}", output::path(&place.dir)));
         private_directory(&place.dir, true).map_err(cannot)?;
         let lock = File::options().create(true).truncate(false).write(true).open(place.dir.join("lock")).map_err(cannot)?;
-        if lock.try_lock().is_err() {
+        let (looks, pause) = LOOKS;
+        let free = (0..looks).any(|look| {
+            if look > 0 {
+                std::thread::sleep(pause);
+            }
+            lock.try_lock().is_ok()
+        });
+        if !free {
             return Err(Error::usage(format!("there is a session `{name}` already"))
                 .hint(format!("`hermes-sandbox session stop {name}` ends it")));
         }
+        place.clear().map_err(cannot)?;
+        place.lock = Some(lock);
+        Ok(place)
+    }
+
+    /// Takes away what a session that has ended would be taken for one that serves by.
+    pub(crate) fn clear(&self) -> io::Result<()> {
         for left in ["socket", "ready"] {
-            match std::fs::remove_file(place.dir.join(left)) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(cannot(e)),
+            match std::fs::remove_file(self.dir.join(left)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
                 _ => {}
             }
         }
-        place.lock = Some(lock);
-        Ok(place)
+        Ok(())
+    }
+
+    /// Keeps others from starting it, or from taking away what it has left, as long as the answer lives.
+    pub(crate) fn turn(&self) -> io::Result<File> {
+        let path = self.dir.join("turn");
+        loop {
+            private_directory(&self.dir, true)?;
+            let turn = match File::options().create(true).truncate(false).write(true).open(&path) {
+                // Taken away meanwhile, as below.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                opened => opened?,
+            };
+            turn.lock()?;
+            if is_at(&turn, &path) {
+                return Ok(turn);
+            }
+        }
+    }
+
+    /// Can it still be found?
+    pub(crate) fn is_there(&self) -> bool {
+        self.lock.as_ref().is_none_or(|lock| is_at(lock, &self.dir.join("lock")))
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -111,7 +145,8 @@ impl Place {
     /// Does its process live?
     pub(crate) fn is_alive(&self) -> bool {
         match File::options().write(true).open(self.dir.join("lock")) {
-            Ok(lock) => lock.try_lock().is_err(),
+            // Shared: others may be looking, too.
+            Ok(lock) => lock.try_lock_shared().is_err(),
             Err(_) => false,
         }
     }
@@ -119,13 +154,13 @@ impl Place {
     /// Waits until its process has ended.
     pub(crate) fn wait(&self) -> io::Result<()> {
         match File::options().write(true).open(self.dir.join("lock")) {
-            Ok(lock) => lock.lock(),
+            Ok(lock) => lock.lock_shared(),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(e) => Err(e),
         }
     }
 
-    /// Takes away what a session has left.
+    /// Takes away what a session has left, in one's [turn](Self::turn).
     pub(crate) fn remove(&self) {
         let _ = std::fs::remove_dir_all(&self.dir);
     }
@@ -133,13 +168,19 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if self.lock.is_some() {
-            // The log stays for who asks why it ended.
+        // Another session's may be there by now. The log stays for who asks why this one ended.
+        if self.lock.is_some() && self.is_there() {
             for name in ["socket", "ready"] {
                 let _ = std::fs::remove_file(self.dir.join(name));
             }
         }
     }
+}
+
+/// Is this file what lies at `path`?
+fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |meta: &std::fs::Metadata| (meta.dev(), meta.ino());
+    matches!((&file.metadata(), &path.symlink_metadata()), (Ok(ours), Ok(there)) if identity(ours) == identity(there))
 }
 
 /// What lies at `path` as text; nothing when it cannot be read.

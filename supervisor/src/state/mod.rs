@@ -100,6 +100,13 @@ pub(crate) fn private_directory(path: &Path, make: bool) -> io::Result<()> {
     Ok(())
 }
 
+/// Where the user's sessions can be, first where those are that are started from here.
+pub(crate) fn session_directories() -> Vec<PathBuf> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute() && dir.is_dir());
+    let runtime = runtime.map(|dir| dir.join("hermes-sandbox"));
+    runtime.into_iter().chain([PathBuf::from(format!("/tmp/hermes-sandbox-{}", geteuid()))]).collect()
+}
+
 /// How long another command on the same tree may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
