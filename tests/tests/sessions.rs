@@ -646,6 +646,19 @@ fn of_several_starts_at_once_one_succeeds() {
 }
 
 #[test]
+fn a_session_that_hangs_is_named_and_holds_nobody_up() {
+    let sandbox = Sandbox::new();
+    session(&sandbox, &["start", "h"]).ok();
+    let ready = std::fs::read_to_string(sandbox.home.join("hermes-sandbox/h/ready")).unwrap();
+    let pid = nix::unistd::Pid::from_raw(ready.parse().unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
+    session(&sandbox, &["list"]).ok().says("h  hangs");
+    assert!(session(&sandbox, &["stop", "h"]).refused(125).err().contains("does not answer"));
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).unwrap();
+    session(&sandbox, &["stop", "h"]).ok();
+}
+
+#[test]
 fn sessions_end_by_themselves() {
     let sandbox = Sandbox::new();
     let session = |words: &[&str]| session(&sandbox, words);

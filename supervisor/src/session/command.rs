@@ -111,7 +111,7 @@ fn stop(names: Vec<String>, all: bool) -> Result<u8, Error> {
         let said = place::text(&place.log()).len();
         if place.is_alive() {
             let (mut client, _) = Client::connect(&place.socket())?;
-            let _: Value = client.ask("stop", &json!({}))?;
+            let _: Value = client.ask_soon("stop", &json!({}))?;
             place.wait().map_err(|e| Error::setup(format!("cannot wait for the session `{}`: {e}", place.name)))?;
         } else if !place.dir.exists() {
             return Err(Error::usage(format!("there is no session `{}`", place.name))
@@ -135,13 +135,13 @@ fn list(json: bool) -> Result<u8, Error> {
     let mut values = Vec::new();
     for place in Place::all()? {
         let connected = if place.is_alive() { Client::connect(&place.socket()).ok() } else { None };
-        let (state, running, workspace) = match connected {
-            Some((mut client, initialized)) => {
-                let jobs: List = client.ask("list", &json!({}))?;
-                let running = jobs.jobs.iter().filter(|job| job.exit.is_none()).count();
-                ("lives", running, initialized.workspace)
-            }
-            None if place.is_alive() => ("starts", 0, String::new()),
+        let asked = connected.and_then(|(mut client, initialized)| {
+            let jobs: List = client.ask_soon("list", &json!({})).ok()?;
+            Some((jobs.jobs.iter().filter(|job| job.exit.is_none()).count(), initialized.workspace))
+        });
+        let (state, running, workspace) = match asked {
+            Some((running, workspace)) => ("lives", running, workspace),
+            None if place.is_alive() => (if place.is_ready() { "hangs" } else { "starts" }, 0, String::new()),
             None => ("ended", 0, String::new()),
         };
         values.push(json!({"name": place.name, "state": state, "jobs": running, "workspace": workspace}));
