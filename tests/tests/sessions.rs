@@ -659,6 +659,23 @@ fn a_session_that_hangs_is_named_and_holds_nobody_up() {
 }
 
 #[test]
+fn jobs_do_not_reach_where_sessions_are_kept() {
+    let sandbox = Sandbox::new();
+    let runtime = sandbox.outside.join("run");
+    std::fs::create_dir(&runtime).unwrap();
+    let grant = ["--rw", runtime.to_str().unwrap()];
+    let session = |words: &[&str]| run_to_end(sandbox.hermes().arg("session").args(words).env("XDG_RUNTIME_DIR", &runtime));
+    session(&["start", grant[0], grant[1], "s"]).ok();
+    let line = "cd \"$1\" && echo granted > file && cat file; ls hermes-sandbox; echo x > hermes-sandbox/s/log; \
+                mv hermes-sandbox away; ln -s /etc/passwd hermes-sandbox/s/ready; exit 0";
+    let said = session(&["exec", "s", "--", "sh", "-c", line, "sh", grant[1]]);
+    assert_eq!(said.ok().out(), "granted\n", "{}", said.report());
+    session(&["exec", "s", "true"]).ok();
+    assert_eq!(std::fs::read_to_string(runtime.join("hermes-sandbox/s/log")).unwrap(), "");
+    session(&["stop", "s"]).ok();
+}
+
+#[test]
 fn sessions_end_by_themselves() {
     let sandbox = Sandbox::new();
     let session = |words: &[&str]| session(&sandbox, words);
