@@ -280,8 +280,17 @@ impl Channel {
         io::stdin().as_fd().try_clone_to_owned().map(Self)
     }
 
-    /// Sends one message with descriptors.
+    /// Sends one message with descriptors; waits for room.
     pub fn send<T: Serialize>(&self, message: &T, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        self.transmit(message, fds, MsgFlags::empty())
+    }
+
+    /// As [`send`](Self::send), but [`Errno::EAGAIN`] when there is no room now.
+    pub fn try_send<T: Serialize>(&self, message: &T, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        self.transmit(message, fds, MsgFlags::MSG_DONTWAIT)
+    }
+
+    fn transmit<T: Serialize>(&self, message: &T, fds: &[BorrowedFd<'_>], flags: MsgFlags) -> Result<(), Errno> {
         let bytes = encode(message)?;
         if bytes.len() > LONGEST || fds.len() > MOST_FDS {
             return Err(Errno::EMSGSIZE);
@@ -296,7 +305,7 @@ impl Channel {
         let control = [ControlMessage::ScmRights(&raw)];
         let control: &[ControlMessage<'_>] = if raw.is_empty() { &[] } else { &control };
         loop {
-            match sendmsg::<()>(self.0.as_raw_fd(), &parts, control, MsgFlags::MSG_NOSIGNAL, None) {
+            match sendmsg::<()>(self.0.as_raw_fd(), &parts, control, MsgFlags::MSG_NOSIGNAL | flags, None) {
                 Err(Errno::EINTR) => {}
                 other => return other.map(drop),
             }

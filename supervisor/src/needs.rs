@@ -10,6 +10,7 @@ use hermes_profiles::{Access, Caller, FileRule, Origin, Policy};
 
 use crate::error::Error;
 use crate::output;
+use crate::state::session_directories;
 
 /// Adds the rules. `environment` is what goes in. Returns the git directory of the workspace, if that lies elsewhere.
 pub(crate) fn add(
@@ -27,7 +28,7 @@ pub(crate) fn add(
     git
 }
 
-/// Hides the program's own configuration, state and measurements. Where a rule makes the place around them writable they
+/// Hides the program's own configuration, state, measurements and sessions. Where a rule makes the place around them writable they
 /// are made first when absent: nothing can be hidden that is not there, and a command that made them would decide about
 /// the next start.
 pub(crate) fn protect_own(policy: &mut Policy, caller: &Caller, cache_dir: Option<PathBuf>) -> Result<(), Error> {
@@ -39,7 +40,8 @@ pub(crate) fn protect_own(policy: &mut Policy, caller: &Caller, cache_dir: Optio
         .chain((policy.workspace_access == Access::Write).then(|| policy.workspace.clone()))
         .flat_map(|path| std::fs::canonicalize(&path).into_iter().chain([path]))
         .collect();
-    for dir in [caller.config_dir.clone(), caller.state_dir.clone(), cache_dir].into_iter().flatten() {
+    let own = [caller.config_dir.clone(), caller.state_dir.clone(), cache_dir].into_iter().flatten();
+    for dir in own.chain(session_directories(caller.variable("XDG_RUNTIME_DIR"))) {
         let real = dir.ancestors().find_map(|at| std::fs::canonicalize(at).ok());
         if writable.iter().any(|tree| dir.starts_with(tree) || real.as_ref().is_some_and(|real| real.starts_with(tree))) {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(|e| {

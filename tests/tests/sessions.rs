@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use hermes_tests::{Outcome, PYTHON, Sandbox, assert_gone, run_to_end, run_to_end_with_input, wait_until};
+use hermes_tests::{Outcome, PYTHON, Sandbox, assert_gone, processes_with, run_to_end, run_to_end_with_input, wait_until};
 use serde_json::{Value, json};
 
 /// `serve` on its standard streams.
@@ -126,12 +126,16 @@ fn command_lines_keep_directory_and_variables() {
     let mut line = |line: &str| served.ask("exec", json!({"shell": line}));
     assert_eq!(line("cd /usr/bin; export A='x y'; B=2; exit 4")["status"], 4);
     assert_eq!(line("pwd; echo \"$A$B\"")["stdout"], "/usr/bin\nx y\n");
+    assert_eq!(line("export B=2")["status"], 0);
     assert_eq!(line("unset A; cd ..")["cwd"], "/usr");
     assert_eq!(line("echo ${A-unset}; exec sh -c 'cd /etc'")["stdout"], "unset\n");
     assert_eq!(line("pwd")["stdout"], "/usr\n", "what exec replaced says nothing");
     // More than a pipe holds.
     assert_eq!(line("export BIG=$(head -c 90000 /dev/zero | tr '\\0' x)")["status"], 0);
     assert_eq!(line("echo ${#BIG}")["stdout"], "90000\n");
+    // More than an exec takes: no variable can be told, and none is lost.
+    assert_eq!(line("cd /var; export BIG=$(head -c 200000 /dev/zero | tr '\\0' x); echo ${#BIG}")["stdout"], "200000\n");
+    assert_eq!(line("pwd; echo $B ${#BIG} ${HOME:+home}")["stdout"], "/var\n2 90000 home\n");
     let other = served.ask("exec", json!({"argv": ["sh", "-c", "pwd; echo ${BIG-none}"]}));
     assert_eq!(other["stdout"], format!("{}\nnone\n", sandbox.workspace.display()));
 }
@@ -413,14 +417,15 @@ fn two_clients_share_one_session_and_one_may_go() {
 fn a_session_whose_directory_is_gone_ends_and_another_can_begin() {
     let sandbox = Sandbox::new();
     let canary = sandbox.canary("job");
-    session(&sandbox, &["start", "--idle", "2s", "lost"]).ok();
-    session(&sandbox, &["exec", "-d", "lost", "--", "sh", "-c", &format!(": {canary}; sleep 3")]).ok();
+    session(&sandbox, &["start", "lost"]).ok();
+    session(&sandbox, &["exec", "-d", "lost", "--", "sh", "-c", &format!(": {canary}; sleep 300; :")]).ok();
     std::fs::remove_dir_all(sandbox.home.join("hermes-sandbox/lost")).unwrap();
     let gone = session(&sandbox, &["exec", "lost", "true"]);
     assert!(gone.refused(125).err().contains("there is no session `lost`"), "{}", gone.report());
     session(&sandbox, &["start", "lost"]).ok();
     session(&sandbox, &["exec", "lost", "true"]).ok();
-    assert_gone(&canary);
+    // Nobody can reach it any more, so it ends.
+    assert!(wait_until(20, || processes_with(&canary).is_empty()));
     session(&sandbox, &["exec", "lost", "true"]).ok();
     session(&sandbox, &["stop", "lost"]).ok();
 }
@@ -436,6 +441,89 @@ fn many_jobs_at_once_all_end() {
         assert_eq!(line["result"]["status"], 0, "{line}");
         assert!(left.remove(&line["id"].as_u64().unwrap()));
     }
+}
+
+#[test]
+fn many_deaths_and_many_questions_at_once_are_all_told() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    for _ in 0..700 {
+        served.request("start", json!({"argv": ["sleep", "300"]}));
+    }
+    let jobs: Vec<Value> = (0..700).map(|_| served.line()["result"]["job"].clone()).collect();
+    // While init takes them in, and has more to tell than fits into its socket, it is asked more than fits.
+    let killer = "import os, signal; os.kill(-1, signal.SIGKILL)";
+    served.request("exec", json!({"argv": [PYTHON, "-c", killer]}));
+    std::thread::sleep(Duration::from_millis(200));
+    for job in jobs.iter().cycle().take(1400) {
+        served.request("signal", json!({"job": job, "signal": "WINCH"}));
+    }
+    let pid = served.child.id();
+    let (answered, all) = std::sync::mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        if all.recv_timeout(Duration::from_secs(60)).is_err() {
+            let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+        }
+    });
+    for _ in 0..1401 {
+        served.line();
+    }
+    answered.send(()).unwrap();
+    watchdog.join().unwrap();
+    let runs = |job: &Value| job["state"] == "running";
+    assert!(wait_until(20, || !served.ask("list", json!({}))["jobs"].as_array().unwrap().iter().any(runs)));
+    assert_eq!(served.ask("exec", json!({"argv": ["echo", "alive"]}))["stdout"], "alive\n");
+}
+
+#[test]
+fn input_that_nobody_takes_keeps_no_job_from_its_end() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    // Another job takes the other end of its input, and does not read. (Where the pipe is root's it cannot.)
+    let holder = "import glob, os, time\nfound = None\nwhile not found:\n    \
+        for path in glob.glob('/proc/[0-9]*'):\n        \
+            try:\n            \
+                if 'HOLD' + 'ME' in open(path + '/cmdline').read(): found = path; os.open(path + '/fd/0', os.O_RDONLY)\n        \
+            except OSError: pass\n\
+        open('/tmp/held', 'w').close(); time.sleep(300)";
+    let holder = served.ask("start", json!({"argv": [PYTHON, "-c", holder], "background": true}));
+    let line = "while [ ! -e /tmp/held ]; do sleep 0.05; done; exit 3 # HOLDME";
+    let id = served.request("exec", json!({"argv": ["sh", "-c", line], "stdin": {"data": "x".repeat(300_000)}, "timeout": 20}));
+    served.request("wait", json!({"job": 2, "timeout": 30}));
+    loop {
+        let answer = served.line();
+        assert_ne!(answer["error"]["code"], -32002, "it has not ended: {answer}");
+        if answer["id"] == id {
+            assert_eq!(answer["result"]["status"], 3, "{answer}");
+            break;
+        }
+    }
+    served.ask("kill", holder);
+}
+
+#[test]
+fn sessions_of_one_user_keep_apart_with_landlock_alone() {
+    let sandbox = Sandbox::new();
+    let landlock = &["--tier", "landlock"];
+    if sandbox.hermes().args(["run", "--tier", "landlock", "--", "true"]).output().unwrap().status.code() == Some(125) {
+        return;
+    }
+    let (mut one, mut other) = (Served::with(&sandbox, landlock), Served::with(&sandbox, landlock));
+    // Jobs of both have the same numbers.
+    let stays = json!({"argv": ["sleep", "300"], "background": true});
+    let jobs = [one.ask("start", stays.clone()), other.ask("start", stays)];
+    let begun = Instant::now();
+    for _ in 0..3 {
+        for served in [&mut one, &mut other] {
+            let end = served.sh("setsid sleep 77 & echo said");
+            assert_eq!((&end["status"], &end["stdout"]), (&json!(0), &json!("said\n")), "{end}");
+        }
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "no job waits for the end of another session's");
+    one.ask("kill", jobs[0].clone());
+    assert_eq!(one.ask("wait", jobs[0].clone())["signal"], "KILL");
+    assert_eq!(other.refused("wait", json!({"job": jobs[1]["job"], "timeout": 0.2}))["code"], -32002, "it runs");
+    assert_eq!([one.end(), other.end()], [0, 0]);
 }
 
 #[test]
@@ -547,6 +635,58 @@ fn a_command_dies_with_the_client_that_waits_for_it() {
     session(&sandbox, &["exec", "s", "true"]).ok();
     session(&sandbox, &["stop", "s"]).ok();
     assert_gone(&canary);
+}
+
+#[test]
+fn of_several_starts_at_once_one_succeeds() {
+    let sandbox = Sandbox::new();
+    // A name that is also the value of an option is one.
+    std::fs::create_dir(sandbox.workspace.join("default")).unwrap();
+    for _ in 0..5 {
+        let starts: Vec<Child> = (0..4)
+            .map(|_| {
+                let mut start = sandbox.hermes();
+                start.args(["session", "start", "--workspace", "default"]).env("XDG_RUNTIME_DIR", &sandbox.home);
+                start.current_dir(&sandbox.workspace).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+            })
+            .collect();
+        let outcomes: Vec<_> = starts.into_iter().map(|start| start.wait_with_output().unwrap()).collect();
+        let (begun, refused): (Vec<_>, Vec<_>) = outcomes.iter().partition(|outcome| outcome.status.success());
+        assert_eq!(begun.len(), 1, "{outcomes:?}");
+        assert!(refused.iter().all(|refused| String::from_utf8_lossy(&refused.stderr).contains("there is a session `default`")));
+        session(&sandbox, &["exec", "default", "true"]).ok();
+        session(&sandbox, &["stop", "default"]).ok();
+    }
+}
+
+#[test]
+fn a_session_that_hangs_is_named_and_holds_nobody_up() {
+    let sandbox = Sandbox::new();
+    session(&sandbox, &["start", "h"]).ok();
+    let ready = std::fs::read_to_string(sandbox.home.join("hermes-sandbox/h/ready")).unwrap();
+    let pid = nix::unistd::Pid::from_raw(ready.parse().unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
+    session(&sandbox, &["list"]).ok().says("h  hangs");
+    assert!(session(&sandbox, &["stop", "h"]).refused(125).err().contains("does not answer"));
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).unwrap();
+    session(&sandbox, &["stop", "h"]).ok();
+}
+
+#[test]
+fn jobs_do_not_reach_where_sessions_are_kept() {
+    let sandbox = Sandbox::new();
+    let runtime = sandbox.outside.join("run");
+    std::fs::create_dir(&runtime).unwrap();
+    let grant = ["--rw", runtime.to_str().unwrap()];
+    let session = |words: &[&str]| run_to_end(sandbox.hermes().arg("session").args(words).env("XDG_RUNTIME_DIR", &runtime));
+    session(&["start", grant[0], grant[1], "s"]).ok();
+    let line = "cd \"$1\" && echo granted > file && cat file; ls hermes-sandbox; echo x > hermes-sandbox/s/log; \
+                mv hermes-sandbox away; ln -s /etc/passwd hermes-sandbox/s/ready; exit 0";
+    let said = session(&["exec", "s", "--", "sh", "-c", line, "sh", grant[1]]);
+    assert_eq!(said.ok().out(), "granted\n", "{}", said.report());
+    session(&["exec", "s", "true"]).ok();
+    assert_eq!(std::fs::read_to_string(runtime.join("hermes-sandbox/s/log")).unwrap(), "");
+    session(&["stop", "s"]).ok();
 }
 
 #[test]

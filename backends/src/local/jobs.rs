@@ -19,8 +19,10 @@ use crate::wire::{Ends, JobId};
 
 /// How long the kill of one job may take.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The first mark; later ones are less. No limit that anybody sets is as high.
-const FIRST: u64 = 1 << 62;
+/// Above all marks. No limit that anybody sets is as high.
+const MARKS: u64 = 1 << 62;
+/// Marks of one init. Its number, of at most 22 bits (proc_pid_max(5)), tells them from another's that can be seen.
+const MARKS_OF_ONE: u64 = 1 << 36;
 
 /// A job that runs, or one that has left something.
 #[derive(Debug)]
@@ -49,14 +51,15 @@ pub struct Jobs {
     next: u64,
     /// Can marks be set?
     marks: bool,
-    /// The process that starts jobs, 0 when that is init itself. It bears the mark of the latest one, and is none of its processes.
+    /// Who starts them and bears the mark of the last one, but belongs to none. 0 for the calling process.
     spawner: i32,
 }
 
 impl Jobs {
     /// Marks what the calling process starts first; later it may be confined.
     pub fn prepare() -> Self {
-        Self { jobs: BTreeMap::new(), next: FIRST, marks: set_mark(0, FIRST).is_ok(), spawner: 0 }
+        let first = first_mark(getpid());
+        Self { jobs: BTreeMap::new(), next: first, marks: set_mark(0, first).is_ok(), spawner: 0 }
     }
 
     /// Marks what `process` (0: the calling one) starts next.
@@ -121,14 +124,13 @@ impl Jobs {
         // Once is not enough: what is forked behind the reader of /proc is missed, and its parent has gone.
         let mut empty = 0;
         while empty < 2 && Instant::now() < until {
-            let own = self.of(job);
+            let (dead, left): (Vec<i32>, Vec<i32>) = self.of(job).into_iter().partition(|&pid| is_dead(pid));
             // First stop all, so that nothing forks while others are killed.
             for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
-                for &pid in &own {
+                for &pid in &left {
                     let _ = kill(Pid::from_raw(pid), signal);
                 }
             }
-            let (dead, left): (Vec<i32>, Vec<i32>) = own.into_iter().partition(|&pid| is_dead(pid));
             for pid in dead.into_iter().filter(|&pid| !job.leads || pid != job.pid.as_raw()) {
                 let _ = waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG));
             }
@@ -141,18 +143,26 @@ impl Jobs {
 
     /// The processes of a job.
     fn of(&self, job: &Job) -> Vec<i32> {
-        if self.marks {
-            return pids().filter(|&pid| pid != self.spawner && mark_of(pid) == Ok(job.mark)).collect();
-        }
-        let parents = parents();
-        let mut own = descendants(job.pid.as_raw(), &parents);
-        own.push(job.pid.as_raw());
-        if self.jobs.values().all(|other| std::ptr::eq(other, job)) {
-            own = descendants(getpid().as_raw(), &parents);
-        }
+        let mut own: Vec<i32> = match self.marks {
+            true => pids().filter(|&pid| mark_of(pid) == Ok(job.mark)).collect(),
+            false => self.of_by_parents(job, &parents()),
+        };
         own.retain(|&pid| pid != self.spawner);
         own
     }
+
+    fn of_by_parents(&self, job: &Job, parents: &[(i32, i32)]) -> Vec<i32> {
+        if self.jobs.values().all(|other| std::ptr::eq(other, job)) {
+            return descendants(getpid().as_raw(), parents);
+        }
+        // Without its first process nothing tells them, and another one may have its number.
+        let leader = job.leads.then_some(job.pid.as_raw());
+        leader.into_iter().flat_map(|pid| descendants(pid, parents).into_iter().chain([pid])).collect()
+    }
+}
+
+fn first_mark(init: Pid) -> u64 {
+    MARKS - u64::from(init.as_raw().unsigned_abs()) * MARKS_OF_ONE
 }
 
 /// Has init no children any more?
@@ -168,7 +178,80 @@ fn pids() -> impl Iterator<Item = i32> {
 
 /// Is it a zombie, or gone?
 fn is_dead(pid: i32) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| is_of_dead(&stat))
+}
+
+/// Is this /proc/PID/stat of a process that has ended? One whose first thread has looks like a zombie while others go on.
+fn is_of_dead(stat: &str) -> bool {
     // The name may hold anything, also ')'.
-    stat.rsplit_once(") ").is_some_and(|(_, after)| after.starts_with(['Z', 'X']))
+    let mut fields = stat.rsplit_once(") ").map_or("", |(_, after)| after).split(' ');
+    let ended = fields.next().is_some_and(|state| matches!(state, "Z" | "X"));
+    // num_threads of proc_pid_stat(5).
+    ended && fields.nth(16).and_then(|threads| threads.parse().ok()).is_some_and(|threads: u32| threads <= 1)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    fn stat(pid: u32) -> String {
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap()
+    }
+
+    fn becomes(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
+        let until = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < until {
+            if wanted(&stat(pid)) {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        false
+    }
+
+    #[test]
+    fn a_process_lives_as_long_as_a_thread_of_it() {
+        let script = format!(
+            "import threading, time, ctypes\n\
+             threading.Thread(target=time.sleep, args=(60,)).start()\n\
+             ctypes.CDLL(None).syscall({}, 0)",
+            libc::SYS_exit
+        );
+        let mut child = Command::new("/usr/bin/python3").args(["-c", &script]).spawn().unwrap();
+        assert!(becomes(child.id(), |stat| stat.contains(") Z ")), "its first thread has ended");
+        assert!(!is_of_dead(&stat(child.id())));
+        child.kill().unwrap();
+        assert!(becomes(child.id(), is_of_dead));
+        child.wait().unwrap();
+        assert!(is_dead(child.id() as i32));
+        assert!(!is_of_dead("1 (a) Z ) S 0 1 1"));
+    }
+
+    #[test]
+    fn marks_of_two_inits_are_not_the_same() {
+        let of = |pid| first_mark(Pid::from_raw(pid));
+        assert_eq!(of(7) - of(8), MARKS_OF_ONE);
+        assert!(of(1 << 22) > MARKS / 2, "above every limit that is meant");
+    }
+
+    #[test]
+    fn who_starts_jobs_belongs_to_none_and_a_number_that_is_free_again_to_nobody() {
+        let mut jobs = Jobs { jobs: BTreeMap::new(), next: first_mark(getpid()), marks: false, spawner: 0 };
+        let child = Command::new("/bin/sleep").arg("60").spawn();
+        let mut child = child.unwrap();
+        let pid = child.id() as i32;
+        jobs.started(1, Pid::from_raw(pid), Ends::Nothing);
+        jobs.started(2, Pid::from_raw(pid), Ends::Nothing);
+        assert_eq!(jobs.of(&jobs.jobs[&1]), [pid]);
+        jobs.spawner = pid;
+        assert!(jobs.of(&jobs.jobs[&1]).is_empty());
+        jobs.spawner = 0;
+        jobs.jobs.get_mut(&1).unwrap().leads = false;
+        assert!(jobs.of(&jobs.jobs[&1]).is_empty());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }

@@ -113,10 +113,14 @@ impl Sandbox {
 
     /// Sends a request.
     pub fn request(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), StepError> {
-        match self.channel.send(request, fds) {
-            // Init has ended: why is in the events that it left, or it was killed.
-            Err(Errno::EPIPE | Errno::ECONNRESET) => Ok(()),
-            other => other.at(Step::Message),
+        or_ended(self.channel.send(request, fds)).at(Step::Message)
+    }
+
+    /// Sends a request if there is room for it: init takes none while nobody takes its events.
+    pub fn try_request(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<bool, StepError> {
+        match or_ended(self.channel.try_send(request, fds)) {
+            Err(Errno::EAGAIN) => Ok(false),
+            other => other.map(|()| true).at(Step::Message),
         }
     }
 
@@ -182,6 +186,14 @@ impl Drop for Sandbox {
             self.kill();
             self.reap();
         }
+    }
+}
+
+/// Init has ended: why is in the events that it left, or it was killed.
+fn or_ended(sent: Result<(), Errno>) -> Result<(), Errno> {
+    match sent {
+        Err(Errno::EPIPE | Errno::ECONNRESET) => Ok(()),
+        other => other,
     }
 }
 

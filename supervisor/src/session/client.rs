@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -12,6 +13,9 @@ use serde_json::value::RawValue;
 use super::protocol::{Failure, Initialize, Initialized, LONGEST, Notification, VERSION};
 use crate::error::{Error, Kind};
 use crate::output;
+
+/// How long an answer may take that waits for nothing: longer than the end of a job that resists.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection to a session.
 #[derive(Debug)]
@@ -45,8 +49,16 @@ impl Client {
         let writer = UnixStream::connect(socket).map_err(cannot)?;
         let reader = BufReader::new(writer.try_clone().map_err(cannot)?);
         let mut client = Self { reader, writer, last: 0 };
-        let initialized = client.ask("initialize", &Initialize { protocol: VERSION })?;
+        let initialized = client.ask_soon("initialize", &Initialize { protocol: VERSION })?;
         Ok((client, initialized))
+    }
+
+    /// Asks for what is answered at once; a session that hangs is an error.
+    pub(crate) fn ask_soon<T: DeserializeOwned>(&mut self, method: &str, params: &impl Serialize) -> Result<T, Error> {
+        self.writer.set_read_timeout(Some(PATIENCE)).map_err(|e| lost(&e))?;
+        let answer = self.ask(method, params);
+        self.writer.set_read_timeout(None).map_err(|e| lost(&e))?;
+        answer
     }
 
     /// Sends a request; its number names the answer.
@@ -120,5 +132,9 @@ fn failed(failure: &Failure) -> Error {
 }
 
 fn lost(why: &io::Error) -> Error {
+    if why.kind() == io::ErrorKind::WouldBlock {
+        return Error::setup(format!("the session does not answer within {} s", PATIENCE.as_secs()))
+            .hint("when its process (`hermes-sandbox serve`) is killed, its sandbox ends, too");
+    }
     Error::setup(format!("the session has ended: {why}")).hint("`hermes-sandbox session logs NAME` says why")
 }

@@ -34,7 +34,7 @@ const PIECE: usize = 32 * 1024;
 /// Does what is asked. Returns the exit status.
 pub(crate) fn session(action: Session) -> Result<u8, Error> {
     match action {
-        Session::Start { args } => start(args.name.as_deref().unwrap_or("default")),
+        Session::Start { args } => start(args.name.as_deref()),
         Session::Exec(args) => exec(*args),
         Session::Attach { name, job } => attach(&name, job),
         Session::List { json } => list(json),
@@ -61,15 +61,18 @@ fn connect(name: &str) -> Result<Client, Error> {
 }
 
 /// Starts `serve NAME` with the same options as a process of its own, and waits until it serves.
-fn start(name: &str) -> Result<u8, Error> {
+fn start(named: Option<&str>) -> Result<u8, Error> {
+    let name = named.unwrap_or("default");
     let place = Place::of(name)?;
+    let cannot = |e: std::io::Error| Error::setup(format!("cannot start a session in {}: {e}", output::path(&place.dir)));
+    let _turn = place.turn().map_err(cannot)?;
     if place.is_alive() {
         return Err(Error::usage(format!("there is a session `{name}` already"))
             .hint(format!("`hermes-sandbox session stop {name}` ends it")));
     }
-    place.remove();
+    place.clear().map_err(cannot)?;
     let mut options: Vec<OsString> = std::env::args_os().skip_while(|arg| arg != "start").skip(1).collect();
-    if !options.iter().any(|option| option == name) {
+    if named.is_none() {
         options.insert(0, name.into());
     }
     let status = launch(&place, &options, |_| {})?;
@@ -124,16 +127,21 @@ fn stop(names: Vec<String>, all: bool) -> Result<u8, Error> {
         let said = place::text(&place.log()).len();
         if place.is_alive() {
             let (mut client, _) = Client::connect(&place.socket())?;
-            let _: Value = client.ask("stop", &json!({}))?;
+            let _: Value = client.ask_soon("stop", &json!({}))?;
             place.wait().map_err(|e| Error::setup(format!("cannot wait for the session `{}`: {e}", place.name)))?;
         } else if !place.dir.exists() {
             return Err(Error::usage(format!("there is no session `{}`", place.name))
                 .hint("`hermes-sandbox session list` names those that there are"));
         }
-        // What was said since: that something was put aside, above all.
-        let log = place::text(&place.log());
-        let _ = std::io::stderr().write_all(log.get(said..).unwrap_or_default().as_bytes());
-        place.remove();
+        let cannot = |e| Error::setup(format!("cannot forget the session `{}`: {e}", place.name));
+        let _turn = place.turn().map_err(cannot)?;
+        // Another one of this name may have begun.
+        if !place.is_alive() {
+            // What was said since: that something was put aside, above all.
+            let log = place::text(&place.log());
+            let _ = std::io::stderr().write_all(log.get(said..).unwrap_or_default().as_bytes());
+            place.remove();
+        }
     }
     Ok(0)
 }
@@ -143,13 +151,13 @@ fn list(json: bool) -> Result<u8, Error> {
     let mut values = Vec::new();
     for place in Place::all()? {
         let connected = if place.is_alive() { Client::connect(&place.socket()).ok() } else { None };
-        let (state, running, workspace) = match connected {
-            Some((mut client, initialized)) => {
-                let jobs: List = client.ask("list", &json!({}))?;
-                let running = jobs.jobs.iter().filter(|job| job.exit.is_none()).count();
-                ("lives", running, initialized.workspace)
-            }
-            None if place.is_alive() => ("starts", 0, String::new()),
+        let asked = connected.and_then(|(mut client, initialized)| {
+            let jobs: List = client.ask_soon("list", &json!({})).ok()?;
+            Some((jobs.jobs.iter().filter(|job| job.exit.is_none()).count(), initialized.workspace))
+        });
+        let (state, running, workspace) = match asked {
+            Some((running, workspace)) => ("lives", running, workspace),
+            None if place.is_alive() => (if place.is_ready() { "hangs" } else { "starts" }, 0, String::new()),
             None => ("ended", 0, String::new()),
         };
         values.push(json!({"name": place.name, "state": state, "jobs": running, "workspace": workspace}));

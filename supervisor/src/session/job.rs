@@ -195,14 +195,17 @@ impl Job {
 
     /// Takes what comes until its first process has ended, as far as it is not too much.
     pub(crate) async fn collect(self: Rc<Self>, source: Source) -> Vec<u8> {
-        let (mut all, mut buffer) = (Vec::new(), vec![0; PIECES[0]]);
+        let (mut all, mut buffer, mut rest) = (Vec::new(), vec![0; PIECES[0]], 0);
         loop {
             let piece = tokio::select! {
                 biased;
                 piece = source.read(&mut buffer) => piece,
                 _ = self.exited() => source.read_rest(&mut buffer).await,
             };
+            rest += piece.as_ref().map_or(0, |n| if self.has_exited() { *n } else { 0 });
             match piece {
+                // More than a pipe holds is of who has not ended.
+                Ok(1..) if rest > LARGEST_PIPE => return Vec::new(),
                 Ok(n @ 1..) if all.len() <= LONGEST_REPORT => all.extend_from_slice(&buffer[..n]),
                 Ok(1..) => {}
                 Ok(_) | Err(_) => return if all.len() <= LONGEST_REPORT { all } else { Vec::new() },

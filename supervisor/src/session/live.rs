@@ -135,8 +135,25 @@ impl Live {
         self.jobs.borrow().values().all(|job| job.has_exited())
     }
 
+    /// Asks init. While it has no room for the question, it may itself wait for room for what it says, which is heard meanwhile:
+    /// to be called while nothing is borrowed that [`heard`](Self::heard) needs.
     fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
-        self.sandbox.request(request, fds).map_err(|error| Failure::new(Code::Ended, error.to_string()))
+        let asked = || -> Result<(), StepError> {
+            while !self.sandbox.try_request(request, fds)? {
+                let mut ready = [PollFd::new(self.sandbox.as_fd(), PollFlags::POLLIN | PollFlags::POLLOUT)];
+                let _ = poll(&mut ready, PollTimeout::NONE);
+                if is_readable(self.sandbox.as_fd())
+                    && let Some((event, fds)) = self.sandbox.event()?
+                {
+                    self.heard(event, fds);
+                }
+            }
+            Ok(())
+        };
+        asked().map_err(|error| match error.errno() {
+            Errno::EMSGSIZE => Failure::new(Code::Start, "the command and its variables are too long").status(126),
+            _ => Failure::new(Code::Ended, error.to_string()),
+        })
     }
 
     pub(crate) fn signal(&self, job: u32, signal: nix::sys::signal::Signal, group: bool) -> Result<(), Failure> {
@@ -184,6 +201,7 @@ impl Live {
         self.jobs.borrow_mut().insert(number, Rc::clone(&job));
         if let Err(failure) = self.start_job(&job, spawn, &mut streams, start.pty).await {
             self.jobs.borrow_mut().remove(&number);
+            self.starting.borrow_mut().remove(&number);
             return Err(failure);
         }
         if self.log.borrow().wanted() {
@@ -429,13 +447,15 @@ impl Live {
     pub(crate) async fn guard(self: Rc<Self>) -> io::Result<()> {
         let mut watch: Option<AsyncFd<OwnedFd>> = None;
         loop {
+            let due = self.guards.borrow_mut().as_mut().map(Guards::tick);
+            match due {
+                None => return Ok(()),
+                Some(Ok(covers)) => covers.into_iter().for_each(|covers| drop(self.ask(&Request::Cover(covers), &[]))),
+                Some(Err(error)) => drop(error.report()),
+            }
             let deadline = {
                 let mut guards = self.guards.borrow_mut();
                 let Some(guards) = guards.as_mut() else { return Ok(()) };
-                match guards.tick() {
-                    Ok(covers) => covers.into_iter().for_each(|covers| drop(self.sandbox.cover(covers))),
-                    Err(error) => drop(error.report()),
-                }
                 match (guards.events(), &watch) {
                     (Some(fd), None) => watch = Some(streams::watched(fd.try_clone_to_owned()?)?),
                     (None, Some(_)) => watch = None,
@@ -460,9 +480,15 @@ impl Live {
     }
 }
 
-/// Feeds a job all of its input.
+/// Feeds a job all of its input. What it leaves in the background may read on.
 fn spawn_and_forget(job: Rc<Job>, bytes: Vec<u8>) {
-    spawn_local(async move { job.write(&bytes, true).await });
+    spawn_local(async move {
+        tokio::select! {
+            _ = job.write(&bytes, true) => {}
+            // Another job may have taken the other end, and never read.
+            _ = job.exited(), if !job.plan.background => {}
+        }
+    });
 }
 
 fn is_readable(fd: BorrowedFd<'_>) -> bool {

@@ -44,6 +44,9 @@ use protocol::Reason;
 
 pub(crate) use command::session;
 
+/// How often a session sees whether it can still be found.
+const LOOK: Duration = Duration::from_secs(5);
+
 /// Opens a sandbox and serves its clients until it is to end. Returns the exit status.
 pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
     if args.schema {
@@ -94,7 +97,8 @@ fn open_and_attend(
     let cannot = |e: io::Error| Error::setup(format!("cannot serve the sandbox: {e}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
     let local = LocalSet::new();
-    let served = local.block_on(&runtime, attend(Rc::clone(&live), listener, args, client)).map_err(cannot);
+    let attended = attend(Rc::clone(&live), listener, place.as_ref(), args, client);
+    let served = local.block_on(&runtime, attended).map_err(cannot);
     // Tasks hold the sandbox, too.
     drop(local);
     runtime.shutdown_background();
@@ -121,6 +125,7 @@ fn open_and_attend(
 async fn attend(
     live: Rc<Live>,
     listener: Option<std::os::unix::net::UnixListener>,
+    place: Option<&place::Place>,
     args: &ServeArgs,
     client: Option<ClientProcess>,
 ) -> io::Result<Reason> {
@@ -165,7 +170,14 @@ async fn attend(
             });
         }
     }
-    let reason = live.is_over().await;
+    let reason = tokio::select! {
+        reason = live.is_over() => reason,
+        () = is_lost(place) => {
+            output::complain("the session ends, because its directory was taken away and nobody can reach it");
+            live.stop(Reason::Stopped);
+            Reason::Stopped
+        }
+    };
     // Clients are told.
     tokio::time::sleep(Duration::from_millis(20)).await;
     Ok(reason)
@@ -233,6 +245,14 @@ async fn end_with(live: Rc<Live>, client: ClientProcess) {
         let _ = process.readable().await;
     }
     live.stop(Reason::Stopped);
+}
+
+/// Waits until nobody can find the session any more.
+async fn is_lost(place: Option<&place::Place>) {
+    let Some(place) = place else { return std::future::pending().await };
+    while place.is_there() {
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 async fn end_when_idle(live: Rc<Live>, idle: Duration) {

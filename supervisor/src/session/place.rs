@@ -6,15 +6,14 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use nix::unistd::geteuid;
-
 use crate::error::Error;
 use crate::output;
-use crate::state::private_directory;
+use crate::state::{private_directory, session_directories};
 
 /// Longest name. With the directory it must fit into a socket's address, unix(7).
 const LONGEST: usize = 40;
@@ -27,6 +26,9 @@ pub(crate) struct Place {
     /// Held by its own process.
     lock: Option<File>,
 }
+
+/// How often and how long a lock is waited for that somebody may only look at.
+const LOOKS: (u32, Duration) = (50, Duration::from_millis(2));
 
 /// How names of sessions begin that shims have named.
 pub(crate) const OF_SHIM: &str = "shim-";
@@ -50,15 +52,8 @@ pub(crate) fn look_in(runtime: Option<OsString>) {
 
 /// All sessions' directory.
 fn sessions() -> Result<PathBuf, Error> {
-    let runtime = RUNTIME
-        .get_or_init(|| std::env::var_os("XDG_RUNTIME_DIR"))
-        .clone()
-        .map(PathBuf::from)
-        .filter(|dir| dir.is_absolute() && dir.is_dir());
-    let dir = match runtime {
-        Some(dir) => dir.join("hermes-sandbox"),
-        None => PathBuf::from(format!("/tmp/hermes-sandbox-{}", geteuid())),
-    };
+    let runtime = RUNTIME.get_or_init(|| std::env::var_os("XDG_RUNTIME_DIR"));
+    let dir = session_directories(runtime.as_deref()).swap_remove(0);
     private_directory(&dir, true).map_err(|e| {
         Error::setup(format!("cannot keep sessions in {}: {e}", output::path(&dir)))
             .hint("remove it, or point XDG_RUNTIME_DIR to a directory of yours alone")
@@ -99,28 +94,65 @@ impl Place {
         let cannot = |e: io::Error| Error::setup(format!("cannot keep the session in {}: {e}", output::path(&place.dir)));
         private_directory(&place.dir, true).map_err(cannot)?;
         let lock = File::options().create(true).truncate(false).write(true).open(place.dir.join("lock")).map_err(cannot)?;
-        // Who looks whether it is taken has it for a moment, see `is_alive`.
-        let mut tries = 0..20;
-        while lock.try_lock().is_err() {
-            if tries.next().is_some() {
-                std::thread::sleep(Duration::from_millis(5));
-                continue;
+        let (looks, pause) = LOOKS;
+        let free = (0..looks).any(|look| {
+            if look > 0 {
+                std::thread::sleep(pause);
             }
+            lock.try_lock().is_ok()
+        });
+        if !free {
             return Err(Error::usage(format!("there is a session `{name}` already"))
                 .hint(format!("`hermes-sandbox session stop {name}` ends it")));
         }
-        for left in ["socket", "ready"] {
-            match std::fs::remove_file(place.dir.join(left)) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(cannot(e)),
-                _ => {}
-            }
-        }
+        place.clear().map_err(cannot)?;
         place.lock = Some(lock);
         Ok(place)
     }
 
+    /// Takes away what a session that has ended would be taken for one that serves by.
+    pub(crate) fn clear(&self) -> io::Result<()> {
+        for left in ["socket", "ready"] {
+            match std::fs::remove_file(self.dir.join(left)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps others from starting it, or from taking away what it has left, as long as the answer lives.
+    pub(crate) fn turn(&self) -> io::Result<File> {
+        let path = self.dir.join("turn");
+        loop {
+            private_directory(&self.dir, true)?;
+            let turn = match File::options().create(true).truncate(false).write(true).open(&path) {
+                // Taken away meanwhile, as below.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                opened => opened?,
+            };
+            turn.lock()?;
+            if is_at(&turn, &path) {
+                return Ok(turn);
+            }
+        }
+    }
+
+    /// Can it still be found?
+    pub(crate) fn is_there(&self) -> bool {
+        self.lock.as_ref().is_none_or(|lock| is_at(lock, &self.dir.join("lock")))
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         self.dir.join("socket")
+    }
+
+    /// A workspace for one that has none. Not in the directory, which no sandbox may see.
+    pub(crate) fn work(&self) -> PathBuf {
+        let sessions = self.dir.parent().unwrap_or(&self.dir);
+        let mut beside = sessions.as_os_str().to_owned();
+        beside.push("-work");
+        PathBuf::from(beside).join(&self.name)
     }
 
     pub(crate) fn log(&self) -> PathBuf {
@@ -144,7 +176,8 @@ impl Place {
     /// Does its process live?
     pub(crate) fn is_alive(&self) -> bool {
         match File::options().write(true).open(self.dir.join("lock")) {
-            Ok(lock) => lock.try_lock().is_err(),
+            // Shared: others may be looking, too.
+            Ok(lock) => lock.try_lock_shared().is_err(),
             Err(_) => false,
         }
     }
@@ -152,7 +185,7 @@ impl Place {
     /// Waits until its process has ended.
     pub(crate) fn wait(&self) -> io::Result<()> {
         match File::options().write(true).open(self.dir.join("lock")) {
-            Ok(lock) => lock.lock(),
+            Ok(lock) => lock.lock_shared(),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(e) => Err(e),
         }
@@ -170,21 +203,28 @@ impl Place {
         drop((self, starting));
     }
 
-    /// Takes away what a session has left.
+    /// Takes away what a session has left, in one's [turn](Self::turn).
     pub(crate) fn remove(&self) {
+        let _ = std::fs::remove_dir_all(self.work());
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if self.lock.is_some() {
-            // The log stays for who asks why it ended.
+        // Another session's may be there by now. The log stays for who asks why this one ended.
+        if self.lock.is_some() && self.is_there() {
             for name in ["socket", "ready"] {
                 let _ = std::fs::remove_file(self.dir.join(name));
             }
         }
     }
+}
+
+/// Is this file what lies at `path`?
+fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |meta: &std::fs::Metadata| (meta.dev(), meta.ino());
+    matches!((&file.metadata(), &path.symlink_metadata()), (Ok(ours), Ok(there)) if identity(ours) == identity(there))
 }
 
 /// What lies at `path` as text; nothing when it cannot be read.

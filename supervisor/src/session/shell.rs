@@ -26,21 +26,27 @@ impl Shell {
     pub(crate) fn take(&mut self, report: &[u8]) -> String {
         if let Some((cwd, variables)) = parse(report) {
             self.cwd = cwd;
-            self.environment = Some(variables);
+            self.environment = variables.or(self.environment.take());
         }
         output::path(&self.cwd)
     }
 }
 
-fn parse(report: &[u8]) -> Option<(PathBuf, Vec<(OsString, OsString)>)> {
+/// Variables with their values.
+type Variables = Vec<(OsString, OsString)>;
+
+/// Directory, and variables where they could be told: with more than an exec takes, or without a PATH, no `env` runs.
+fn parse(report: &[u8]) -> Option<(PathBuf, Option<Variables>)> {
     let mut parts = report.strip_suffix(b"\0")?.split(|byte| *byte == 0);
     let cwd = PathBuf::from(OsStr::from_bytes(parts.next()?));
     let variable = |text: &[u8]| {
         let at = text.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
         Some((OsString::from_vec(text[..at].to_vec()), OsString::from_vec(text[at + 1..].to_vec())))
     };
-    let variables = parts.filter_map(variable).filter(|(name, _)| !OWN.iter().any(|own| name == own));
-    cwd.is_absolute().then(|| (cwd, variables.collect()))
+    // Each shell exports some of its own at least.
+    let told: Variables = parts.filter_map(variable).collect();
+    let variables = (!told.is_empty()).then(|| told.into_iter().filter(|(name, _)| !OWN.iter().any(|own| name == own)).collect());
+    cwd.is_absolute().then_some((cwd, variables))
 }
 
 /// Where to look for a shell, and its arguments.
@@ -59,7 +65,9 @@ mod tests {
     fn a_shell_says_where_it_is_and_what_it_exports() {
         let (cwd, variables) = parse(b"/a\nb\0A=1=2\0_=x\0PWD=/\0B=\0odd\0").unwrap();
         assert_eq!(cwd, PathBuf::from("/a\nb"));
-        assert_eq!(variables, [("A".into(), "1=2".into()), ("B".into(), "".into())]);
+        assert_eq!(variables.unwrap(), [("A".into(), "1=2".into()), ("B".into(), "".into())]);
+        assert_eq!(parse(b"/a\0"), Some((PathBuf::from("/a"), None)), "no `env` has run");
+        assert_eq!(parse(b"/a\0_=x\0").unwrap().1, Some(Vec::new()));
         for bad in [&b""[..], b"/a\0A=", b"relative\0A=1\0"] {
             assert!(parse(bad).is_none(), "{bad:?}");
         }

@@ -5,6 +5,7 @@
 
 pub(crate) mod store;
 
+use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, TryLockError};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -98,6 +99,13 @@ pub(crate) fn private_directory(path: &Path, make: bool) -> io::Result<()> {
         access(path, AccessFlags::W_OK | AccessFlags::X_OK)?;
     }
     Ok(())
+}
+
+/// Where the user's sessions can be with this `XDG_RUNTIME_DIR`, first where those are that are started.
+pub(crate) fn session_directories(runtime: Option<&OsStr>) -> Vec<PathBuf> {
+    let runtime = runtime.map(PathBuf::from).filter(|dir| dir.is_absolute() && dir.is_dir());
+    let runtime = runtime.map(|dir| dir.join("hermes-sandbox"));
+    runtime.into_iter().chain([PathBuf::from(format!("/tmp/hermes-sandbox-{}", geteuid()))]).collect()
 }
 
 /// How long another command on the same tree may take.

@@ -164,7 +164,10 @@ fn make(shim: &Shim, create: &Create, wanted: Wanted) -> Result<Container, Error
     }
     let cannot = |e: std::io::Error| Error::setup(format!("cannot keep a container in {}: {e}", output::path(&place.dir)));
     private_directory(&place.dir, true).map_err(cannot)?;
-    let work = place.dir.join("work");
+    let work = place.work();
+    if let Some(all) = work.parent() {
+        private_directory(all, true).map_err(cannot)?;
+    }
     private_directory(&work, true).map_err(cannot)?;
     let policy = base(shim)?;
     let machine = engine::measure(request::cache_dir(&shim.caller).as_deref()).memory;
