@@ -614,6 +614,12 @@ fn a_killed_session_takes_its_jobs_along_and_is_named() {
 }
 
 #[test]
+fn a_session_is_of_the_user_who_starts_it() {
+    let refused = session(&Sandbox::new(), &["start", "--user", "nobody", "of-nobody"]);
+    assert!(refused.refused(125).err().contains("a session is of the user who starts it"), "{}", refused.report());
+}
+
+#[test]
 fn a_command_dies_with_the_client_that_waits_for_it() {
     let sandbox = Sandbox::new();
     session(&sandbox, &["start", "s"]).ok();

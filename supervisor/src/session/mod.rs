@@ -53,6 +53,10 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
         return output::print_json(&schemars::schema_for!(protocol::Messages)).map(|()| 0);
     }
     args.policy.refuse_unsupported()?;
+    if let (Some(_), Some(user)) = (&args.name, &args.policy.user) {
+        return Err(Error::usage("`--user` cannot be used here: a session is of the user who starts it")
+            .hint(format!("start it as {}, e.g. by runuser(1)", output::clean(user))));
+    }
     let client = args.client.as_deref().map(str::parse).transpose();
     let client = client.map_err(|why| Error::usage(format!("bad value for `--client`: {why}")))?;
     if args.detached {

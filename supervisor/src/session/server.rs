@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWrite
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::spawn_local;
 
-use super::job;
+use super::job::{self, Job};
 use super::live::Live;
 use super::protocol::{
     Bytes, Code, Explain, Failure, Initialize, Initialized, Kept, LONGEST, List, Notification, Of, Output, Reason, Request,
@@ -140,7 +140,10 @@ pub(crate) async fn serve(live: Rc<Live>, reader: impl AsyncRead + Unpin, writer
         let (live, client) = (Rc::clone(&live), Rc::clone(&client));
         spawn_local(async move {
             let outcome = obey(&live, &request.method, request.params.as_deref(), &client).await;
-            let _ = client.lines.send(answer(&request.id, outcome)).await;
+            // What is long is put into words when there is a place for it: many that wait must not be long already.
+            if let Ok(place) = client.lines.reserve().await {
+                place.send(answer(&request.id, outcome.and_then(Reply::in_words)));
+            }
             drop(permit);
         });
     }
@@ -205,12 +208,39 @@ fn parameters<T: DeserializeOwned>(params: Option<&RawValue>) -> Result<T, Failu
     serde_json::from_str(text).map_err(|e| Failure::new(Code::Parameters, format!("wrong parameters: {e}")))
 }
 
+fn short(value: &impl Serialize) -> Result<Reply, Failure> {
+    result(value).map(Reply::Short)
+}
+
 fn result(value: &impl Serialize) -> Result<Box<RawValue>, Failure> {
     to_raw_value(value).map_err(|e| Failure::new(Code::Ended, format!("cannot express the answer as JSON: {e}")))
 }
 
-async fn obey(live: &Rc<Live>, method: &str, params: Option<&RawValue>, client: &Client) -> Result<Box<RawValue>, Failure> {
-    let (lines, nothing) = (&client.lines, result(&json!({})));
+/// What a request is answered with.
+enum Reply {
+    Short(Box<RawValue>),
+    /// The end of a job, and what is kept of it.
+    End(Rc<Job>),
+    Jobs(Vec<Rc<Job>>),
+    Kept(Rc<Job>, Stream),
+}
+
+impl Reply {
+    fn in_words(self) -> Result<Box<RawValue>, Failure> {
+        match self {
+            Self::Short(text) => Ok(text),
+            Self::End(job) => result(&job.end()),
+            Self::Jobs(jobs) => result(&List { jobs: jobs.iter().map(|job| job.listed()).collect() }),
+            Self::Kept(job, stream) => {
+                let kept = job.kept(stream).borrow();
+                result(&Kept { bytes: Bytes::of(kept.bytes()), dropped: kept.dropped() })
+            }
+        }
+    }
+}
+
+async fn obey(live: &Rc<Live>, method: &str, params: Option<&RawValue>, client: &Client) -> Result<Reply, Failure> {
+    let (lines, nothing) = (&client.lines, short(&json!({})));
     match method {
         "start" | "exec" => {
             let start: Start = parameters(params)?;
@@ -220,10 +250,10 @@ async fn obey(live: &Rc<Live>, method: &str, params: Option<&RawValue>, client: 
                 client.tie(live, job.plan.number);
             }
             if method == "start" {
-                return result(&Started { job: job.plan.number });
+                return short(&Started { job: job.plan.number });
             }
             job.done().await;
-            result(&job.end())
+            Ok(Reply::End(job))
         }
         "wait" => {
             let Wait { job, timeout } = parameters(params)?;
@@ -234,10 +264,10 @@ async fn obey(live: &Rc<Live>, method: &str, params: Option<&RawValue>, client: 
                 Some(timeout) if tokio::time::timeout(timeout, job.done()).await.is_err() => {
                     Err(Failure::new(Code::Job, format!("job {} still runs", job.plan.number)))
                 }
-                Some(_) => result(&job.end()),
+                Some(_) => Ok(Reply::End(job)),
                 None => {
                     job.done().await;
-                    result(&job.end())
+                    Ok(Reply::End(job))
                 }
             }
         }
@@ -283,15 +313,14 @@ async fn obey(live: &Rc<Live>, method: &str, params: Option<&RawValue>, client: 
             clients.retain(|known| !known.same_channel(lines));
             clients.push(lines.clone());
             let kept = job.kept(Stream::Stdout).borrow();
-            result(&Kept { bytes: Bytes::of(kept.bytes()), dropped: kept.dropped() })
+            // Now: what comes later is told.
+            short(&Kept { bytes: Bytes::of(kept.bytes()), dropped: kept.dropped() })
         }
         "output" => {
             let Output { job, stream } = parameters(params)?;
-            let job = live.job(job)?;
-            let kept = job.kept(stream).borrow();
-            result(&Kept { bytes: Bytes::of(kept.bytes()), dropped: kept.dropped() })
+            Ok(Reply::Kept(live.job(job)?, stream))
         }
-        "list" => result(&List { jobs: live.jobs().iter().map(|job| job.listed()).collect() }),
+        "list" => Ok(Reply::Jobs(live.jobs())),
         "subscribe" => {
             let Subscribe { jobs } = parameters(params)?;
             let mut subscribers = live.subscribers.borrow_mut();
@@ -302,7 +331,7 @@ async fn obey(live: &Rc<Live>, method: &str, params: Option<&RawValue>, client: 
         "explain" => {
             let Explain { what, subject } = parameters(params)?;
             let answer = explain::about(what, &subject, &mut live.prepared.borrow_mut());
-            result(&answer.map_err(|error| Failure::new(Code::Parameters, error.message))?)
+            short(&answer.map_err(|error| Failure::new(Code::Parameters, error.message))?)
         }
         "stop" => {
             live.stop(Reason::Stopped);
