@@ -141,6 +141,18 @@ fn command_lines_keep_directory_and_variables() {
 }
 
 #[test]
+fn a_line_that_cannot_begin_where_the_last_one_ended_is_not_the_end_of_all() {
+    let sandbox = Sandbox::new();
+    let mut served = Served::new(&sandbox);
+    served.ask("exec", json!({"shell": "mkdir /tmp/d; cd /tmp/d; export A=1"}));
+    served.sh("rmdir /tmp/d");
+    let error = served.refused("exec", json!({"shell": "pwd"}));
+    assert!(error["data"]["hint"].as_str().unwrap().contains("as the first one did"), "{error}");
+    let end = served.ask("exec", json!({"shell": "pwd; echo ${A-none}"}));
+    assert_eq!(end["stdout"], format!("{}\nnone\n", sandbox.workspace.display()));
+}
+
+#[test]
 fn what_a_job_leaves_dies_with_it_unless_it_is_to_stay() {
     let sandbox = Sandbox::new();
     let mut served = Served::new(&sandbox);

@@ -202,7 +202,7 @@ impl Live {
         if let Err(failure) = self.start_job(&job, spawn, &mut streams, start.pty).await {
             self.jobs.borrow_mut().remove(&number);
             self.starting.borrow_mut().remove(&number);
-            return Err(failure);
+            return Err(self.begin_anew(&start, failure));
         }
         if self.log.borrow().wanted() {
             self.note(&Event::JobStart { job: number, argv: job.plan.argv.clone(), cwd });
@@ -210,6 +210,18 @@ impl Live {
         self.tell(&Notification::Job { job: number, state: State::Started, status: None });
         self.attend(&job, streams, start);
         Ok(job)
+    }
+
+    /// After a line that could not be started where and with what the one before has left: its directory is gone, or what it exported
+    /// does not fit into a start any more. Otherwise no line could be started again.
+    fn begin_anew(&self, start: &Start, failure: Failure) -> Failure {
+        let cwd = self.prepared.borrow().plan.cwd.clone();
+        let mut shell = self.shell.borrow_mut();
+        if start.shell.is_none() || start.cwd.is_some() || shell.environment.is_none() && shell.cwd == cwd {
+            return failure;
+        }
+        *shell = Shell { cwd, environment: None };
+        failure.hint("the next line begins as the first one did, without the directory and the variables of this one")
     }
 
     /// Has init start a job.
