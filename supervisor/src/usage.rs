@@ -17,7 +17,10 @@ pub(crate) fn condense(error: &clap::Error) -> Error {
             let plain = Error::usage(format!("{what} `{argument}`"));
             match texts(error, ContextKind::SuggestedArg).first() {
                 Some(close) => plain.hint(format!("did you mean `{}`?", name_of(close))),
-                None => plain.hint("options of the command itself go after `--`; `--help` lists the known ones"),
+                None if argument.starts_with('-') => {
+                    plain.hint("options of the command itself go after `--`; `--help` lists the known ones")
+                }
+                None => plain.hint(format!("`{} --help` says what it takes", program(error))),
             }
         }
         ErrorKind::InvalidSubcommand => {
@@ -47,7 +50,13 @@ pub(crate) fn condense(error: &clap::Error) -> Error {
         ErrorKind::MissingRequiredArgument => {
             let missing: Vec<_> = texts(error, ContextKind::InvalidArg);
             if missing.iter().any(|name| name.contains("<COMMAND>")) {
-                Error::usage("no command given").hint("put it after `--`: hermes-sandbox run [OPTIONS] -- COMMAND [ARGUMENT]...")
+                let named = missing.iter().any(|name| name.contains("<NAME>"));
+                let what = if named { "no session and no command given" } else { "no command given" };
+                let usage = match program(error).as_str() {
+                    "hermes-sandbox session exec" => "hermes-sandbox session exec [OPTIONS] NAME -- COMMAND [ARGUMENT]...",
+                    _ => "hermes-sandbox run [OPTIONS] -- COMMAND [ARGUMENT]...",
+                };
+                Error::usage(what).hint(format!("put it after `--`: {usage}"))
             } else if missing.iter().any(|name| name.contains("<COMMAND LINE>")) {
                 Error::usage("no command line given").hint(ONE_ARGUMENT)
             } else {

@@ -620,7 +620,7 @@ fn a_killed_session_takes_its_jobs_along_and_is_named() {
     assert_gone(&canary);
     assert!(wait_until(10, || session(&["list"]).out().contains("ended")));
     let gone = session(&["exec", "s", "true"]);
-    assert!(gone.refused(125).err().contains("its process has ended"), "{}", gone.report());
+    assert!(gone.refused(125).err().contains("the session `s` has ended"), "{}", gone.report());
     session(&["start", "s"]).ok();
     session(&["stop", "--all"]).ok();
 }
@@ -629,6 +629,25 @@ fn a_killed_session_takes_its_jobs_along_and_is_named() {
 fn a_session_is_of_the_user_who_starts_it() {
     let refused = session(&Sandbox::new(), &["start", "--user", "nobody", "of-nobody"]);
     assert!(refused.refused(125).err().contains("a session is of the user who starts it"), "{}", refused.report());
+}
+
+#[test]
+fn who_only_follows_a_job_goes_without_it() {
+    let sandbox = Sandbox::new();
+    session(&sandbox, &["start", "s"]).ok();
+    session(&sandbox, &["exec", "-d", "s", "--", "sh", "-c", "echo begun; cat; sleep 300"]).ok().says("1\n");
+    for signal in [nix::sys::signal::Signal::SIGINT, nix::sys::signal::Signal::SIGHUP] {
+        let mut attach = sandbox.hermes();
+        attach.args(["session", "attach", "s", "1"]).env("XDG_RUNTIME_DIR", &sandbox.home);
+        let mut attach = attach.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(attach.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        assert_eq!(said, "begun\n");
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(attach.id().try_into().unwrap()), signal).unwrap();
+        assert!(attach.wait().unwrap().success());
+    }
+    session(&sandbox, &["list", "s"]).ok().says("1  running  sh -c");
+    session(&sandbox, &["stop", "s"]).ok();
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::PolicyArgs;
 #[derive(Debug, Args)]
 #[command(override_usage = "hermes-sandbox serve [OPTIONS] [NAME]")]
 pub(crate) struct ServeArgs {
-    /// Be the session of this name, for `session exec` and others
+    /// Name of the session, for `session exec` and others; `session start` takes `default` when there is none
     pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
@@ -56,15 +56,17 @@ pub(crate) enum Session {
     },
     /// Run a command in one, with the same exit status
     Exec(Box<ExecArgs>),
-    /// Follow a job that runs: its output comes, what is typed goes to it
+    /// Follow a job that runs: its output comes, what is typed goes to it. Ctrl-] detaches, on a pipe Ctrl-C does; the job runs on
     Attach {
         /// The session
         name: String,
         /// The job's number
         job: u32,
     },
-    /// Sessions of this user
+    /// Sessions of this user, or the jobs of one
     List {
+        /// The session whose jobs are wanted
+        name: Option<String>,
         /// Print one JSON value
         #[arg(long)]
         json: bool,

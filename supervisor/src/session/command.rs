@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use super::client::{Client, Said, understood};
 use super::place::{self, Place};
 use super::protocol::{
-    Bytes, End, Input, Kept, List, Notification, Of, Output, Resize, Signal as SignalParams, Size, Start, Started, Stream, Word,
-    Write as WriteParams,
+    Bytes, End, Input, Kept, List, Listed, Notification, Of, Output, Resize, Signal as SignalParams, Size, Start, Started,
+    Stream, Word, Write as WriteParams,
 };
 use crate::args::{ExecArgs, Session};
 use crate::error::Error;
@@ -28,33 +28,42 @@ use crate::terminal::{RawMode, outer_size};
 
 /// How long a start may take.
 const START: Duration = Duration::from_secs(60);
+/// Ctrl-], as in telnet.
+const DETACH: u8 = 0x1d;
 /// Bytes of input that travel at a time.
 const PIECE: usize = 32 * 1024;
 
 /// Does what is asked. Returns the exit status.
 pub(crate) fn session(action: Session) -> Result<u8, Error> {
     match action {
+        Session::Start { args } if args.socket.is_some() || args.mcp || args.schema => {
+            Err(Error::usage("`session start` takes no --socket, --mcp or --schema").hint("`hermes-sandbox serve` does"))
+        }
         Session::Start { args } => start(args.name.as_deref()),
         Session::Exec(args) => exec(*args),
         Session::Attach { name, job } => attach(&name, job),
-        Session::List { json } => list(json),
+        Session::List { name: None, json } => list(json),
+        Session::List { name: Some(name), json } => list_jobs(&name, json),
         Session::Stop { names, all } => stop(names, all),
         Session::Logs { name, job } => logs(&name, job),
     }
+}
+
+fn no_session(name: &str) -> Error {
+    let others: Vec<String> = Place::all().unwrap_or_default().iter().map(|place| place.name.clone()).collect();
+    let there = if others.is_empty() { "there are none".to_owned() } else { format!("there are: {}", others.join(", ")) };
+    Error::usage(format!("there is no session `{name}`"))
+        .hint(format!("{there}; `hermes-sandbox session start {name}` starts this one"))
 }
 
 /// A connection to the session of this name.
 fn connect(name: &str) -> Result<Client, Error> {
     let place = Place::of(name)?;
     if !place.is_alive() {
-        let error = Error::usage(format!("there is no session `{name}`"));
         return Err(match place.log().exists() {
-            true => error.hint(format!(
-                "its process has ended; `hermes-sandbox session logs {name}` says why, `session stop {name}` forgets it"
-            )),
-            false => {
-                error.hint(format!("`hermes-sandbox session start {name}` starts one, `session list` names those that there are"))
-            }
+            true => Error::usage(format!("the session `{name}` has ended"))
+                .hint(format!("`hermes-sandbox session logs {name}` is what it said, `session stop {name}` forgets it")),
+            false => no_session(name),
         });
     }
     Client::connect(&place.socket()).map(|(client, _)| client)
@@ -130,8 +139,7 @@ fn stop(names: Vec<String>, all: bool) -> Result<u8, Error> {
             let _: Value = client.ask_soon("stop", &json!({}))?;
             place.wait().map_err(|e| Error::setup(format!("cannot wait for the session `{}`: {e}", place.name)))?;
         } else if !place.dir.exists() {
-            return Err(Error::usage(format!("there is no session `{}`", place.name))
-                .hint("`hermes-sandbox session list` names those that there are"));
+            return Err(no_session(&place.name));
         }
         let cannot = |e| Error::setup(format!("cannot forget the session `{}`: {e}", place.name));
         let _turn = place.turn().map_err(cannot)?;
@@ -176,11 +184,30 @@ fn list(json: bool) -> Result<u8, Error> {
     Ok(0)
 }
 
+fn list_jobs(name: &str, json: bool) -> Result<u8, Error> {
+    let mut client = connect(name)?;
+    let listed: List = client.ask_soon("list", &json!({}))?;
+    if json {
+        return output::print_json(&listed.jobs).map(|()| 0);
+    }
+    let row = |job: &Listed| {
+        let state = job.exit.as_ref().map_or("running".to_owned(), |exit| format!("ended with {}", exit.status));
+        [job.job.to_string(), state, output::clean(&job.argv.join(" ")).into_owned()]
+    };
+    let rows: Vec<_> = listed.jobs.iter().map(row).collect();
+    if rows.is_empty() {
+        output::complain("there are no jobs");
+    }
+    let mut text = String::new();
+    table::columns(&mut text, &rows);
+    output::print(&text).map(|()| 0)
+}
+
 fn logs(name: &str, job: Option<u32>) -> Result<u8, Error> {
     let Some(job) = job else {
         let place = Place::of(name)?;
         if !place.dir.exists() {
-            return Err(Error::usage(format!("there is no session `{name}`")));
+            return Err(no_session(name));
         }
         output::print(&place::text(&place.log()))?;
         return Ok(0);
@@ -231,12 +258,20 @@ fn exec(args: ExecArgs) -> Result<u8, Error> {
 }
 
 fn attach(name: &str, job: u32) -> Result<u8, Error> {
+    hold_signals()?;
     let mut client = connect(name)?;
     let listed: List = client.ask("list", &json!({}))?;
     let pty = listed.jobs.iter().find(|known| known.job == job).is_some_and(|known| known.pty);
     let kept: Kept = client.ask("attach", &Of { job })?;
+    // As it came from the terminal.
+    let raw = pty.then(RawMode::enter);
     write_out(Stream::Stdout, kept.bytes)?;
-    relay(&mut client, job, pty, true).map(|end| end.exit.status)
+    drop(raw);
+    let end = follow(&mut client, job, pty, true, true)?;
+    if end.is_none() {
+        output::complain(&format!("detached; job {job} runs on"));
+    }
+    Ok(end.map_or(0, |end| end.exit.status))
 }
 
 /// Signals wait from now on until [`relay`] forwards them: one that comes while the job starts is for the job.
@@ -248,6 +283,11 @@ pub(crate) fn hold_signals() -> Result<SigSet, Error> {
 
 /// Copies streams and signals until the job has ended.
 pub(crate) fn relay(client: &mut Client, job: u32, pty: bool, reads: bool) -> Result<End, Error> {
+    follow(client, job, pty, reads, false)?.ok_or_else(|| Error::setup("the job is not followed any more"))
+}
+
+/// The same; who is only `attached` to the job goes without it, and then there is no end.
+fn follow(client: &mut Client, job: u32, pty: bool, reads: bool, attached: bool) -> Result<Option<End>, Error> {
     let cannot = |errno: Errno| Error::setup(format!("cannot follow the job: {}", errno.desc()));
     let wanted = hold_signals()?;
     let signals = SignalFd::with_flags(&wanted, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(cannot)?;
@@ -265,7 +305,7 @@ pub(crate) fn relay(client: &mut Client, job: u32, pty: bool, reads: bool) -> Re
                     if let Some(note) = &end.note {
                         output::complain(note.trim_matches(['[', ']']));
                     }
-                    return Ok(end);
+                    return Ok(Some(end));
                 }
                 Some(Said::Answer(id, outcome)) => {
                     if writing == Some(id) {
@@ -295,6 +335,9 @@ pub(crate) fn relay(client: &mut Client, job: u32, pty: bool, reads: bool) -> Re
         drop(fds);
         if signalled {
             while let Ok(Some(info)) = signals.read_signal() {
+                if attached && info.ssi_signo != Signal::SIGWINCH as u32 {
+                    return Ok(None);
+                }
                 forward(client, job, info.ssi_signo as i32)?;
             }
         }
@@ -303,6 +346,16 @@ pub(crate) fn relay(client: &mut Client, job: u32, pty: bool, reads: bool) -> Re
             let length = input.lock().read(&mut buffer).unwrap_or(0);
             buffer.truncate(length);
             open = length > 0;
+            if attached && let Some(at) = buffer.iter().position(|byte| *byte == DETACH) {
+                buffer.truncate(at);
+                let Bytes { data, base64 } = Bytes::of(buffer);
+                let _: Value = client.ask("write", &WriteParams { job, data, base64, eof: false })?;
+                return Ok(None);
+            }
+            // The end of our input is not the job's when others may have more for it.
+            if attached && length == 0 {
+                continue;
+            }
             let Bytes { data, base64 } = Bytes::of(buffer);
             writing = Some(client.send("write", &WriteParams { job, data, base64, eof: length == 0 })?);
         }

@@ -120,9 +120,12 @@ fn open_and_attend(
         place => drop(place),
     }
     match served? {
-        Reason::Failed => Err(Error::setup("the sandbox has ended before its session")),
-        _ => Ok(0),
+        Reason::Idle => output::complain("ended: nobody wanted anything for the time of --idle"),
+        Reason::Ttl => output::complain("ended: the time of --ttl was over"),
+        Reason::Stopped => {}
+        Reason::Failed => return Err(Error::setup("the sandbox has ended before its session")),
     }
+    Ok(0)
 }
 
 /// Runs everything that a session does, and returns why it ends.
