@@ -422,6 +422,7 @@ def main() -> None:
 
         threading.Thread(target=accept, daemon=True).start()
     server.over.wait()
+    shutil.rmtree(server.state, ignore_errors=True)
     os._exit(0)
 
 
