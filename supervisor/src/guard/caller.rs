@@ -1,17 +1,13 @@
 //! What a policy's rules mean for the one who calls: programs and hooks that his own tools find in a tree by his settings.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use hermes_profiles::guard::{Selector, git_config, literal};
+use hermes_profiles::guard::{Selector, literal};
 use hermes_profiles::paths::normalise;
 use hermes_profiles::{Caller, GuardRules};
 
-use super::rules::is_include;
+use super::leads::{self, Lead, leads};
 
-/// Longer files are no configuration that git's own tools write.
-const LONGEST: u64 = 1 << 20;
 /// How far includes are followed from one to the next, as git does.
 const MOST_STEPS: usize = 10;
 
@@ -66,27 +62,18 @@ fn of_git(caller: &Caller) -> Vec<PathBuf> {
     let mut pending: Vec<(PathBuf, usize)> = own.into_iter().chain([system]).map(|file| (file, 0)).collect();
     let mut places = Vec::new();
     while let Some((file, steps)) = pending.pop() {
-        for (key, value) in git_config::entries(&content(&file).unwrap_or_default()) {
-            let value = of_user(&value, home);
-            if key == "core.hookspath" {
-                places.push(value);
-            } else if is_include(&key) {
-                let included = normalise(&file.parent().unwrap_or(Path::new("/")).join(value));
-                places.push(included.clone());
-                pending.extend((steps < MOST_STEPS).then_some((included, steps + 1)));
+        for lead in leads(&content(&file).unwrap_or_default(), home) {
+            match lead {
+                Lead::Hooks(place) => places.push(place),
+                Lead::Included(path) => {
+                    let included = normalise(&file.parent().unwrap_or(Path::new("/")).join(path));
+                    places.push(included.clone());
+                    pending.extend((steps < MOST_STEPS).then_some((included, steps + 1)));
+                }
             }
         }
     }
     places.iter().filter_map(|place| plain(place)).collect()
-}
-
-/// A path in git's configuration, where `~/` is the home directory.
-pub(super) fn of_user(value: &[u8], home: Option<&Path>) -> PathBuf {
-    let path = Path::new(OsStr::from_bytes(value));
-    match (path.strip_prefix("~"), home) {
-        (Ok(rest), Some(home)) => home.join(rest),
-        _ => path.to_owned(),
-    }
 }
 
 /// Without `.` and `..`; `None` for what leads above where it begins, or is that itself.
@@ -106,8 +93,7 @@ fn plain(path: &Path) -> Option<PathBuf> {
 fn content(file: &Path) -> Option<Vec<u8>> {
     // Reached through symlinks as git reaches it: dotfiles often are.
     let real = std::fs::canonicalize(file).ok()?;
-    let directory = crate::beneath::Root::open(real.parent()?).ok()?;
-    Some(directory.read(Path::new(real.file_name()?), LONGEST).ok()?.0)
+    leads::content(real.parent()?, real.file_name()?)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 mod caller;
 mod distrusted;
 pub(crate) mod history;
+mod leads;
 mod live;
 pub(crate) mod quarantine;
 mod reach;

@@ -2,8 +2,6 @@
 
 mod outside;
 
-pub(super) use outside::is_include;
-
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,12 +10,12 @@ use std::path::{Component, Path, PathBuf};
 use std::os::unix::fs::MetadataExt;
 
 use hermes_profiles::GuardRules;
-use hermes_profiles::guard::{Action, Check, Guard, Rule, Scope, git_config, link_leads_out};
+use hermes_profiles::guard::{Action, Check, Guard, Rule, Scope, link_leads_out};
 use hermes_profiles::paths::{covers, normalise};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
-use super::caller::of_user;
+use super::leads::{Lead, leads};
 use super::run::{Readable, Record};
 use super::snapshot::{Held, Is, Rules, Snapshot, Wanted};
 
@@ -95,14 +93,10 @@ impl<'p> TreeRules<'p> {
                 }
                 Is::File(content) if self.rule(&path, git.as_deref()).is_some_and(|rule| rule.check == Check::GitConfig) => {
                     let top = git.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
-                    for (key, value) in git_config::entries(content) {
-                        let value = of_user(&value, home);
-                        if key == "core.hookspath" {
-                            aliases.extend(self.inside(&top.join(value)).map(|at| Alias { at, seen: None }));
-                        } else if outside::is_include(&key) {
-                            aliases.extend(self.inside(&directory.join(value)).map(|at| Alias { at, seen: included() }));
-                        }
-                    }
+                    aliases.extend(leads(content, home).into_iter().filter_map(|lead| match lead {
+                        Lead::Hooks(path) => Some(Alias { at: self.inside(&top.join(path))?, seen: None }),
+                        Lead::Included(path) => Some(Alias { at: self.inside(&directory.join(path))?, seen: included() }),
+                    }));
                 }
                 _ => {}
             }

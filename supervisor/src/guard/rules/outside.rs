@@ -5,13 +5,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use hermes_profiles::guard::git_config;
-
-use crate::beneath::Root;
-use crate::guard::caller::of_user;
-
-/// Longer files are no configuration that git's own tools write.
-const LONGEST: u64 = 1 << 20;
+use crate::guard::leads::{self, Lead, content};
 
 /// What the configuration for the working tree at `top` leads to: directories of hooks, and more configuration.
 #[derive(Debug, Default)]
@@ -29,21 +23,14 @@ pub(super) fn leads(top: &Path, home: Option<&Path>) -> Leads {
         None => own.clone(),
     };
     for (directory, name) in [(&common, "config"), (&own, "config.worktree")] {
-        for (key, value) in git_config::entries(&content(directory, name).unwrap_or_default()) {
-            let value = of_user(&value, home);
-            if key == "core.hookspath" {
-                leads.hooks.push(top.join(value));
-            } else if is_include(&key) {
-                leads.configuration.push(directory.join(value));
+        for lead in leads::leads(&content(directory, name).unwrap_or_default(), home) {
+            match lead {
+                Lead::Hooks(path) => leads.hooks.push(top.join(path)),
+                Lead::Included(path) => leads.configuration.push(directory.join(path)),
             }
         }
     }
     leads
-}
-
-/// Does this key name a file whose content git takes as if it stood there?
-pub(in crate::guard) fn is_include(key: &str) -> bool {
-    key == "include.path" || (key.starts_with("includeif.") && key.ends_with(".path"))
 }
 
 fn git_directory(top: &Path) -> Option<PathBuf> {
@@ -52,11 +39,6 @@ fn git_directory(top: &Path) -> Option<PathBuf> {
         return Some(at);
     }
     Some(top.join(line(content(top, ".git")?.strip_prefix(b"gitdir: ")?)))
-}
-
-/// What a regular file holds. Nothing that blocks is opened, and no symlink followed.
-fn content(directory: &Path, name: &str) -> Option<Vec<u8>> {
-    Some(Root::open(directory).ok()?.read(Path::new(name), LONGEST).ok()?.0)
 }
 
 fn line(text: &[u8]) -> &Path {
