@@ -122,6 +122,12 @@ pub fn decide(rules: &EnvironmentRules, name: &OsStr, value: &OsStr) -> Result<G
     }
 }
 
+/// An entry of an environment block, environ(7); `None` for what has no name or no value.
+pub fn variable(entry: &[u8]) -> Option<(OsString, OsString)> {
+    let at = entry.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
+    Some((OsStr::from_bytes(&entry[..at]).to_owned(), OsStr::from_bytes(&entry[at + 1..]).to_owned()))
+}
+
 /// The sandbox's environment, made of the caller's variables. `TMPDIR` is `/tmp` unless it is set or named explicitly.
 pub fn filter(rules: &EnvironmentRules, variables: impl Iterator<Item = (OsString, OsString)>) -> Environment {
     let mut environment = Environment::default();

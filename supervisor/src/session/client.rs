@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
 
+use super::place::Place;
 use super::protocol::{Failure, Initialize, Initialized, LONGEST, Notification, VERSION};
 use crate::error::{Error, Kind};
 use crate::output;
@@ -51,6 +52,11 @@ impl Client {
         let mut client = Self { reader, writer, last: 0 };
         let initialized = client.ask_soon("initialize", &Initialize { protocol: VERSION })?;
         Ok((client, initialized))
+    }
+
+    /// A connection, if the session lives. Its lock is not looked at: that would be in the way of one that starts.
+    pub(crate) fn reach(place: &Place) -> Option<Self> {
+        if place.is_ready() { Self::connect(&place.socket()).ok().map(|(client, _)| client) } else { None }
     }
 
     /// Asks for what is answered at once; a session that hangs is an error.

@@ -85,7 +85,7 @@ fn start(named: Option<&str>) -> Result<u8, Error> {
         options.insert(0, name.into());
     }
     let status = launch(&place, &options, |_| {})?;
-    print_log(&place);
+    print_log(&place, 0);
     match status {
         None => output::print(&format!("{name}\n")).map(|()| 0),
         Some(status) => {
@@ -122,9 +122,10 @@ pub(crate) fn launch(place: &Place, options: &[OsString], set: impl Fn(&mut Comm
     }
 }
 
-/// What a session has said, as our own words.
-pub(crate) fn print_log(place: &Place) {
-    let _ = std::io::stderr().write_all(place::text(&place.log()).as_bytes());
+/// What a session has said behind the first `from` bytes, as our own words.
+pub(crate) fn print_log(place: &Place, from: usize) {
+    let log = place::text(&place.log());
+    let _ = std::io::stderr().write_all(log.get(from..).unwrap_or_default().as_bytes());
 }
 
 fn stop(names: Vec<String>, all: bool) -> Result<u8, Error> {
@@ -146,8 +147,7 @@ fn stop(names: Vec<String>, all: bool) -> Result<u8, Error> {
         // Another one of this name may have begun.
         if !place.is_alive() {
             // What was said since: that something was put aside, above all.
-            let log = place::text(&place.log());
-            let _ = std::io::stderr().write_all(log.get(said..).unwrap_or_default().as_bytes());
+            print_log(place, said);
             place.remove();
         }
     }
@@ -174,14 +174,19 @@ fn list(json: bool) -> Result<u8, Error> {
     }
     if json {
         output::print_json(&values)?;
-    } else if rows.is_empty() {
-        output::complain("there are no sessions");
     } else {
-        let mut text = String::new();
-        table::columns(&mut text, &rows);
-        output::print(&text)?;
+        print_rows(&rows, "there are no sessions")?;
     }
     Ok(0)
+}
+
+fn print_rows<const N: usize>(rows: &[[String; N]], none: &str) -> Result<(), Error> {
+    if rows.is_empty() {
+        output::complain(none);
+    }
+    let mut text = String::new();
+    table::columns(&mut text, rows);
+    output::print(&text)
 }
 
 fn list_jobs(name: &str, json: bool) -> Result<u8, Error> {
@@ -195,12 +200,7 @@ fn list_jobs(name: &str, json: bool) -> Result<u8, Error> {
         [job.job.to_string(), state, output::clean(&job.argv.join(" ")).into_owned()]
     };
     let rows: Vec<_> = listed.jobs.iter().map(row).collect();
-    if rows.is_empty() {
-        output::complain("there are no jobs");
-    }
-    let mut text = String::new();
-    table::columns(&mut text, &rows);
-    output::print(&text).map(|()| 0)
+    print_rows(&rows, "there are no jobs").map(|()| 0)
 }
 
 fn logs(name: &str, job: Option<u32>) -> Result<u8, Error> {
@@ -234,7 +234,7 @@ fn exec(args: ExecArgs) -> Result<u8, Error> {
     }
     let person = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let tty = args.tty || (person && !args.background && !args.no_stdin);
-    let pty = tty.then(|| outer_size().map_or(Size { rows: 24, columns: 80 }, |(rows, columns)| Size { rows, columns }));
+    let pty = tty.then(Size::ours);
     let reads = !args.no_stdin && !args.background && (pty.is_some() || !std::io::stdin().is_terminal());
     let start = Start {
         argv: if args.shell { Vec::new() } else { args.command.iter().map(|word| Word::of(word)).collect() },
@@ -263,15 +263,13 @@ fn attach(name: &str, job: u32) -> Result<u8, Error> {
     let listed: List = client.ask("list", &json!({}))?;
     let pty = listed.jobs.iter().find(|known| known.job == job).is_some_and(|known| known.pty);
     let kept: Kept = client.ask("attach", &Of { job })?;
-    // As it came from the terminal.
-    let raw = pty.then(RawMode::enter);
-    write_out(Stream::Stdout, kept.bytes)?;
-    drop(raw);
-    let end = follow(&mut client, job, pty, true, true)?;
-    if end.is_none() {
-        output::complain(&format!("detached; job {job} runs on"));
+    match follow(&mut client, job, pty, true, Some(kept.bytes))? {
+        Followed::Ended(end) => Ok(end.exit.status),
+        Followed::Left => {
+            output::complain(&format!("detached; job {job} runs on"));
+            Ok(0)
+        }
     }
-    Ok(end.map_or(0, |end| end.exit.status))
 }
 
 /// Signals wait from now on until [`relay`] forwards them: one that comes while the job starts is for the job.
@@ -283,15 +281,27 @@ pub(crate) fn hold_signals() -> Result<SigSet, Error> {
 
 /// Copies streams and signals until the job has ended.
 pub(crate) fn relay(client: &mut Client, job: u32, pty: bool, reads: bool) -> Result<End, Error> {
-    follow(client, job, pty, reads, false)?.ok_or_else(|| Error::setup("the job is not followed any more"))
+    match follow(client, job, pty, reads, None)? {
+        Followed::Ended(end) => Ok(end),
+        Followed::Left => Err(Error::setup("the job is not followed any more")),
+    }
 }
 
-/// The same; who is only `attached` to the job goes without it, and then there is no end.
-fn follow(client: &mut Client, job: u32, pty: bool, reads: bool, attached: bool) -> Result<Option<End>, Error> {
+/// Why a job is not followed any more.
+enum Followed {
+    Ended(End),
+    /// Who was only attached has gone.
+    Left,
+}
+
+/// The same. Who only attaches to the job begins with what it has `said`, and may go without it.
+fn follow(client: &mut Client, job: u32, pty: bool, reads: bool, said: Option<Bytes>) -> Result<Followed, Error> {
     let cannot = |errno: Errno| Error::setup(format!("cannot follow the job: {}", errno.desc()));
     let wanted = hold_signals()?;
     let signals = SignalFd::with_flags(&wanted, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(cannot)?;
     let mut raw = pty.then(RawMode::enter);
+    let attached = said.is_some();
+    said.map_or(Ok(()), |said| write_out(Stream::Stdout, said))?;
     let end = client.send("wait", &json!({"job": job}))?;
     // The write that is not answered yet: no more is read until it is.
     let (mut open, mut writing) = (reads, None);
@@ -305,7 +315,7 @@ fn follow(client: &mut Client, job: u32, pty: bool, reads: bool, attached: bool)
                     if let Some(note) = &end.note {
                         output::complain(note.trim_matches(['[', ']']));
                     }
-                    return Ok(Some(end));
+                    return Ok(Followed::Ended(end));
                 }
                 Some(Said::Answer(id, outcome)) => {
                     if writing == Some(id) {
@@ -336,7 +346,7 @@ fn follow(client: &mut Client, job: u32, pty: bool, reads: bool, attached: bool)
         if signalled {
             while let Ok(Some(info)) = signals.read_signal() {
                 if attached && info.ssi_signo != Signal::SIGWINCH as u32 {
-                    return Ok(None);
+                    return Ok(Followed::Left);
                 }
                 forward(client, job, info.ssi_signo as i32)?;
             }
@@ -350,7 +360,7 @@ fn follow(client: &mut Client, job: u32, pty: bool, reads: bool, attached: bool)
                 buffer.truncate(at);
                 let Bytes { data, base64 } = Bytes::of(buffer);
                 let _: Value = client.ask("write", &WriteParams { job, data, base64, eof: false })?;
-                return Ok(None);
+                return Ok(Followed::Left);
             }
             // The end of our input is not the job's when others may have more for it.
             if attached && length == 0 {

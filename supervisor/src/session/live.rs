@@ -184,7 +184,7 @@ impl Live {
         }
         let number = self.next.replace(self.next.get() + 1);
         let (spawn, mut streams) = self.prepare_job(number, &start)?;
-        let cwd = output::path(Path::new(OsStr::from_bytes(&spawn.cwd)));
+        let cwd = self.log.borrow().wanted().then(|| output::path(Path::new(OsStr::from_bytes(&spawn.cwd))));
         let plan = job::Plan {
             number,
             argv: start.shell.iter().chain(&start.argv).map(|word| ospath::escaped_bytes(word.meant().as_bytes())).collect(),
@@ -204,7 +204,7 @@ impl Live {
             self.starting.borrow_mut().remove(&number);
             return Err(self.begin_anew(&start, failure));
         }
-        if self.log.borrow().wanted() {
+        if let Some(cwd) = cwd {
             self.note(&Event::JobStart { job: number, argv: job.plan.argv.clone(), cwd });
         }
         self.tell(&Notification::Job { job: number, state: State::Started, status: None });

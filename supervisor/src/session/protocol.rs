@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::terminal::outer_size;
+
 /// The version that is spoken.
 pub(crate) const VERSION: u32 = 1;
 /// Longest line, in bytes.
@@ -193,6 +195,13 @@ pub(crate) struct Bytes {
 pub(crate) struct Size {
     pub(crate) rows: u16,
     pub(crate) columns: u16,
+}
+
+impl Size {
+    /// That of our own terminal, or the usual one.
+    pub(crate) fn ours() -> Self {
+        outer_size().map_or(Self { rows: 24, columns: 80 }, |(rows, columns)| Self { rows, columns })
+    }
 }
 
 /// How much of a stream is kept, in bytes.

@@ -1,8 +1,10 @@
 //! Command lines: working directory and exported variables go from one to the next.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+
+use hermes_profiles::environment;
 
 use crate::output;
 use crate::supervise::candidates;
@@ -39,12 +41,8 @@ type Variables = Vec<(OsString, OsString)>;
 fn parse(report: &[u8]) -> Option<(PathBuf, Option<Variables>)> {
     let mut parts = report.strip_suffix(b"\0")?.split(|byte| *byte == 0);
     let cwd = PathBuf::from(OsStr::from_bytes(parts.next()?));
-    let variable = |text: &[u8]| {
-        let at = text.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
-        Some((OsString::from_vec(text[..at].to_vec()), OsString::from_vec(text[at + 1..].to_vec())))
-    };
     // Each shell exports some of its own at least.
-    let told: Variables = parts.filter_map(variable).collect();
+    let told: Variables = parts.filter_map(environment::variable).collect();
     let variables = (!told.is_empty()).then(|| told.into_iter().filter(|(name, _)| !OWN.iter().any(|own| name == own)).collect());
     cwd.is_absolute().then_some((cwd, variables))
 }

@@ -24,7 +24,6 @@ use crate::session::client::Client;
 use crate::session::command::{hold_signals, relay};
 use crate::session::job;
 use crate::session::protocol::{End, Input, Keep, Of, Size, Start, Started, Word};
-use crate::terminal::outer_size;
 
 /// Runs the program and returns its exit status.
 pub(super) fn call(shim: &Shim, args: &[OsString]) -> Result<u8, Error> {
@@ -124,10 +123,9 @@ impl Streams {
 
     /// A job with such streams.
     pub(super) fn start(self) -> Start {
-        let size = || outer_size().map_or(Size { rows: 24, columns: 80 }, |(rows, columns)| Size { rows, columns });
         Start {
             stdin: if self.reads { Input::Pipe } else { Input::Null },
-            pty: self.terminal.then(size),
+            pty: self.terminal.then(Size::ours),
             merge: self.merged,
             background: true,
             tied: true,

@@ -1,12 +1,12 @@
 //! The process that calls a shim: whose session it is.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use hermes_profiles::environment;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// A process, and when it started: numbers of processes come again.
@@ -68,11 +68,7 @@ fn start_field(stat: &str) -> Option<u64> {
 }
 
 fn parse(environ: &[u8]) -> Vec<(OsString, OsString)> {
-    let pair = |entry: &[u8]| {
-        let at = entry.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
-        Some((OsStr::from_bytes(&entry[..at]).to_owned(), OsString::from_vec(entry[at + 1..].to_vec())))
-    };
-    environ.split(|byte| *byte == 0).filter_map(pair).collect()
+    environ.split(|byte| *byte == 0).filter_map(environment::variable).collect()
 }
 
 #[cfg(test)]

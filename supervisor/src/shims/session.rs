@@ -6,12 +6,10 @@
 //! one terminal environment, whose snapshot must be found in each call (`_create_environment` in tools/terminal_tool.py).
 
 use std::ffi::OsString;
-use std::fmt::Write;
 use std::path::Path;
 
-use hermes_profiles::Policy;
+use hermes_profiles::{Policy, trust};
 use serde_json::json;
-use sha2::{Digest, Sha256};
 
 use super::shim::Shim;
 use super::{options, variables};
@@ -27,14 +25,14 @@ const IDLE: &str = "8h";
 
 /// The client's session, started when this is its first call.
 pub(super) fn connect(shim: &Shim) -> Result<Client, Error> {
-    let policy = shim.policy()?;
+    let policy = shim.policy(&shim.args)?;
     let place = Place::of(&name(shim, &policy)?)?;
-    if let Some(client) = reach(&place) {
+    if let Some(client) = Client::reach(&place) {
         return Ok(client);
     }
     // First calls at once: one starts it, the others wait here and find it.
     let lock = starting()?;
-    if let Some(client) = reach(&place) {
+    if let Some(client) = Client::reach(&place) {
         return Ok(client);
     }
     sweep();
@@ -43,11 +41,6 @@ pub(super) fn connect(shim: &Shim) -> Result<Client, Error> {
     let (mut client, _) = Client::connect(&place.socket())?;
     prepare(shim, &mut client);
     Ok(client)
-}
-
-/// A connection, if it lives. Its lock is not looked at: that would be in the way of one that starts.
-fn reach(place: &Place) -> Option<Client> {
-    if place.is_ready() { Client::connect(&place.socket()).ok().map(|(client, _)| client) } else { None }
 }
 
 fn name(shim: &Shim, policy: &Policy) -> Result<String, Error> {
@@ -59,10 +52,7 @@ fn name(shim: &Shim, policy: &Policy) -> Result<String, Error> {
         "policy": policy,
     });
     let bytes = serde_json::to_vec(&all).map_err(|e| Error::setup(format!("cannot name the session: {e}")))?;
-    Ok(Sha256::digest(bytes).iter().take(8).fold(OF_SHIM.to_owned(), |mut name, byte| {
-        let _ = write!(name, "{byte:02x}");
-        name
-    }))
+    Ok(format!("{OF_SHIM}{}", &trust::hash(&bytes)[..16]))
 }
 
 fn start(shim: &Shim, place: &Place) -> Result<(), Error> {
@@ -76,7 +66,7 @@ fn start(shim: &Shim, place: &Place) -> Result<(), Error> {
         command.env_clear().envs(shim.caller.variables.iter().map(|(name, value)| (name, value)));
         command.current_dir(&shim.caller.cwd);
     })?;
-    print_log(place);
+    print_log(place, 0);
     match status {
         None => Ok(()),
         Some(_) => {

@@ -1,5 +1,6 @@
 //! A shim that was called: what it says, who called it, and the policy that this makes.
 
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
 use hermes_profiles::paths::covers;
@@ -24,6 +25,8 @@ pub(super) struct Shim {
     pub(super) client: ClientProcess,
     /// Directory and environment of the client.
     pub(super) caller: Caller,
+    /// See [`Self::base`], which each command of docker needs several times.
+    base: OnceCell<Policy>,
 }
 
 impl Shim {
@@ -44,14 +47,23 @@ impl Shim {
         let caller = request::caller_of(cwd, variables::without_shims(all, &|path| is_below(path, &root)));
         // The session is started with the client's environment, a call may have another one.
         place::look_in(caller.variable("XDG_RUNTIME_DIR").map(ToOwned::to_owned));
-        Ok(Self { header, args, root, client, caller })
+        Ok(Self { header, args, root, client, caller, base: OnceCell::new() })
     }
 
-    /// The policy that this shim has for its client.
-    pub(super) fn policy(&self) -> Result<Policy, Error> {
-        let policy = hermes_profiles::resolve(&request::request(&self.args, self.caller.clone()), &Disk)?.policy;
+    /// The policy that these options make for its client.
+    pub(super) fn policy(&self, args: &PolicyArgs) -> Result<Policy, Error> {
+        let policy = hermes_profiles::resolve(&request::request(args, self.caller.clone()), &Disk)?.policy;
         refuse_writable(&policy, &self.root)?;
         Ok(policy)
+    }
+
+    /// The shim's own policy without a workspace: what is mounted is the container's.
+    pub(super) fn base(&self) -> Result<&Policy, Error> {
+        if let Some(base) = self.base.get() {
+            return Ok(base);
+        }
+        let base = self.policy(&PolicyArgs { workspace: Some(self.root.join("no-workspace")), ..self.args.clone() })?;
+        Ok(self.base.get_or_init(|| base))
     }
 
     /// Is this a place of these shims?

@@ -3,7 +3,6 @@
 //! Each is the directory of a session with `container.json` beside the socket. It ends with the process that started it, and is
 //! remembered until `rm`. One belongs to the shims, and the policy, that made it: for all others it does not exist.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +12,7 @@ use crate::clock;
 use crate::error::Error;
 use crate::output;
 use crate::session::client::Client;
+use crate::session::command::print_log;
 use crate::session::place::{Place, text};
 use crate::state::store;
 
@@ -64,7 +64,7 @@ impl Container {
 
     /// A connection to it, while it runs.
     pub(super) fn reach(&self) -> Option<Client> {
-        if self.place.is_ready() { Client::connect(&self.place.socket()).ok().map(|(client, _)| client) } else { None }
+        Client::reach(&self.place)
     }
 
     /// Ends it; it is remembered.
@@ -76,7 +76,7 @@ impl Container {
         });
         self.place.wait().map_err(|e| Error::setup(format!("cannot wait for {}: {e}", self.place.name)))?;
         if running.is_some() {
-            let _ = io::stderr().write_all(text(&self.place.log()).get(said..).unwrap_or_default().as_bytes());
+            print_log(&self.place, said);
             self.record.finished = Some(clock::milliseconds());
             self.save()?;
         }

@@ -1,19 +1,17 @@
 //! Making and starting containers.
 
 use std::ffi::OsString;
-use std::fmt::Write;
 use std::io::Read;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use hermes_profiles::paths::covers;
-use hermes_profiles::{Limits, Network, Policy};
+use hermes_profiles::{Limits, Network, Policy, trust};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, SFlag, mkdirat};
 use nix::unistd::{getegid, geteuid};
 use serde_json::json;
-use sha2::{Digest, Sha256};
 
 use super::container::{Container, Record};
 use super::wanted::{self, Allowed, Bind, Wanted};
@@ -25,52 +23,33 @@ use crate::clock;
 use crate::engine;
 use crate::error::Error;
 use crate::output;
-use crate::request::{self, Disk};
+use crate::request;
 use crate::session::command::{launch, print_log};
 use crate::session::place::{OF_SHIM, Place, starting};
 use crate::shims::options;
-use crate::shims::shim::{Shim, refuse_writable};
+use crate::shims::shim::Shim;
 use crate::state::private_directory;
-
-/// The shim's own policy. It has no workspace: what is mounted is the container's.
-fn base(shim: &Shim) -> Result<Policy, Error> {
-    resolved(shim, &PolicyArgs { workspace: Some(shim.root.join("no-workspace")), ..shim.args.clone() })
-}
-
-fn resolved(shim: &Shim, args: &PolicyArgs) -> Result<Policy, Error> {
-    let policy = hermes_profiles::resolve(&request::request(args, shim.caller.clone()), &Disk)?.policy;
-    refuse_writable(&policy, &shim.root)?;
-    Ok(policy)
-}
 
 /// Tells the policies of shims apart.
 pub(super) fn fingerprint(shim: &Shim) -> Result<String, Error> {
-    let all = json!({"version": env!("CARGO_PKG_VERSION"), "options": shim.header.options, "policy": base(shim)?});
+    let all = json!({"version": env!("CARGO_PKG_VERSION"), "options": shim.header.options, "policy": shim.base()?});
     let bytes = serde_json::to_vec(&all).map_err(|e| Error::setup(format!("cannot compare policies: {e}")))?;
-    Ok(hex(&Sha256::digest(bytes)))
+    Ok(trust::hash(&bytes))
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
-pub(super) fn allowed(shim: &Shim) -> Result<Allowed, Error> {
-    let policy = base(shim)?;
-    Ok(Allowed {
+pub(super) fn allowed(policy: &Policy) -> Allowed {
+    Allowed {
         host_network: policy.network == Network::Host,
         broad: policy.allow_broad,
-        home: policy.home.dir,
-        sockets: policy.unix.connect,
+        home: policy.home.dir.clone(),
+        sockets: policy.unix.connect.clone(),
         uid: geteuid().as_raw(),
         gid: getegid().as_raw(),
-    })
+    }
 }
 
 fn wanted(shim: &Shim, create: &Create) -> Result<Wanted, Error> {
-    let allowed = allowed(shim)?;
+    let allowed = allowed(shim.base()?);
     let wanted = wanted::wanted(create, &allowed, &|name| std::env::var(name).ok()).map_err(Error::usage)?;
     for bind in &wanted.binds {
         let shown = output::path(&bind.host);
@@ -151,7 +130,7 @@ fn make(shim: &Shim, create: &Create, wanted: Wanted) -> Result<Container, Error
     std::fs::File::open("/dev/urandom")
         .and_then(|mut file| file.read_exact(&mut random))
         .map_err(|e| Error::setup(format!("cannot make an id: {e}")))?;
-    let id = hex(&random);
+    let id = trust::hash(&random);
     let name = create.name.clone().unwrap_or_else(|| format!("container-{}", &id[..12]));
     if name.starts_with(OF_SHIM) {
         return Err(Error::usage(format!("a container cannot be called {}", output::clean(&name))));
@@ -169,9 +148,8 @@ fn make(shim: &Shim, create: &Create, wanted: Wanted) -> Result<Container, Error
         private_directory(all, true).map_err(cannot)?;
     }
     private_directory(&work, true).map_err(cannot)?;
-    let policy = base(shim)?;
     let machine = engine::measure(request::cache_dir(&shim.caller).as_deref()).memory;
-    let args = policy_of(&shim.args, &policy, machine, &wanted, &work);
+    let args = policy_of(&shim.args, shim.base()?, machine, &wanted, &work);
     let home = ["/root"].into_iter().find(|home| is_placed(&wanted, Path::new(home))).map(str::to_owned);
     let record = Record {
         id,
@@ -184,7 +162,7 @@ fn make(shim: &Shim, create: &Create, wanted: Wanted) -> Result<Container, Error
         wanted,
     };
     // Refused here rather than in the log of a session.
-    let made = resolved(shim, &args).and_then(|_| {
+    let made = shim.policy(&args).and_then(|_| {
         let container = Container { place, record };
         container.save().map(|()| container)
     });
@@ -259,7 +237,7 @@ pub(super) fn start(shim: &Shim, container: &mut Container) -> Result<(), Error>
         command.current_dir(&container.place.dir);
     })?;
     drop(lock);
-    print_log(&container.place);
+    print_log(&container.place, 0);
     match status {
         None => {
             container.record.finished = None;
@@ -304,6 +282,7 @@ fn make_point(outer: &Bind, bind: &Bind, directory: bool) -> Result<(), String> 
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::request::Disk;
 
     fn bind(host: &Path, inside: &str, read_only: bool) -> Bind {
         Bind { host: host.to_owned(), inside: inside.into(), read_only }

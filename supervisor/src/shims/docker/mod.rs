@@ -18,7 +18,6 @@ use crate::error::{Error, Kind};
 use crate::output;
 use crate::session::client::Client;
 use crate::session::protocol::{Input, Size, Start, Started, Word};
-use crate::terminal::outer_size;
 use container::Container;
 
 /// Does what docker is asked for and returns the exit status.
@@ -105,7 +104,7 @@ fn exec(shim: &Shim, exec: Exec) -> Result<u8, Error> {
     if exec.privileged {
         return Err(Error::usage("--privileged is refused: a sandbox has no such hole"));
     }
-    wanted::user(exec.user.as_deref(), &make::allowed(shim)?).map_err(Error::usage)?;
+    wanted::user(exec.user.as_deref(), &make::allowed(shim.base()?)).map_err(Error::usage)?;
     let Some(mut client) = container.reach() else {
         return Err(daemon(format!("container {} is not running", container.record.id)));
     };
@@ -139,7 +138,6 @@ fn in_container(
     env.extend(cwd.iter().map(|cwd| ("PWD".to_owned(), cwd.clone())));
     env.extend(wanted.env.clone());
     env.extend(more);
-    let size = || outer_size().map_or(Size { rows: 24, columns: 80 }, |(rows, columns)| Size { rows, columns });
     let streams = Streams::look();
     let reads = how.interactive && !how.detach && (how.tty || streams.reads);
     let start = Start {
@@ -149,7 +147,7 @@ fn in_container(
         caller: Some(BTreeMap::new()),
         env: env.into_iter().map(|(name, value)| (name, Word::Text(value))).collect(),
         stdin: if reads { Input::Pipe } else { Input::Null },
-        pty: how.tty.then(size),
+        pty: how.tty.then(Size::ours),
         tied: !how.detach,
         stream: !how.detach,
         merge: !how.tty && streams.start().merge,
