@@ -2,13 +2,13 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
-use hermes_tests::{PYTHON, Sandbox, assert_gone, mcp_packages, processes_with, run_to_end, skip, wait_until};
+use hermes_tests::{PYTHON, Rpc, Sandbox, assert_gone, mcp_packages, processes_with, run_to_end, skip, wait_until};
 use serde_json::{Value, json};
 
 /// Longest that anything may take that is no command of its own.
@@ -16,11 +16,22 @@ const SOON: Duration = Duration::from_secs(10);
 
 /// A client.
 struct Client {
-    child: Child,
-    input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
-    last: u64,
+    rpc: Rpc,
     greeting: Value,
+}
+
+impl std::ops::Deref for Client {
+    type Target = Rpc;
+
+    fn deref(&self) -> &Rpc {
+        &self.rpc
+    }
+}
+
+impl std::ops::DerefMut for Client {
+    fn deref_mut(&mut self) -> &mut Rpc {
+        &mut self.rpc
+    }
 }
 
 impl Client {
@@ -39,52 +50,12 @@ impl Client {
     /// One that has said nothing yet.
     fn silent(sandbox: &Sandbox, options: &[&str]) -> Self {
         let mut command = sandbox.hermes();
-        command.args(["serve", "--mcp"]).args(options).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
-        Self { child, input, output, last: 0, greeting: Value::Null }
-    }
-
-    fn send(&mut self, text: impl AsRef<[u8]>) {
-        self.input.as_mut().unwrap().write_all(text.as_ref()).unwrap();
+        let rpc = Rpc::start(command.args(["serve", "--mcp"]).args(options).stderr(Stdio::piped()));
+        Self { rpc, greeting: Value::Null }
     }
 
     fn notify(&mut self, method: &str, params: Value) {
         self.send(format!("{}\n", json!({"jsonrpc": "2.0", "method": method, "params": params})));
-    }
-
-    fn request(&mut self, method: &str, params: Value) -> u64 {
-        self.last += 1;
-        self.send(format!("{}\n", json!({"jsonrpc": "2.0", "id": self.last, "method": method, "params": params})));
-        self.last
-    }
-
-    fn line(&mut self) -> Value {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        assert!(!line.is_empty(), "the server has ended");
-        serde_json::from_str(&line).unwrap()
-    }
-
-    fn answer(&mut self, id: u64) -> Value {
-        loop {
-            let line = self.line();
-            if line["id"] == id {
-                return line;
-            }
-        }
-    }
-
-    fn ask(&mut self, method: &str, params: Value) -> Value {
-        let id = self.request(method, params);
-        let answer = self.answer(id);
-        assert!(answer.get("error").is_none(), "{method}: {answer}");
-        answer["result"].clone()
-    }
-
-    fn refused(&mut self, method: &str, params: Value) -> Value {
-        let id = self.request(method, params);
-        self.answer(id)["error"].clone()
     }
 
     fn begin(&mut self, tool: &str, arguments: Value) -> u64 {
@@ -131,13 +102,6 @@ impl Client {
         let mut words = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut words).unwrap();
         (words, self.child.wait().unwrap().code().unwrap())
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -2,18 +2,29 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use hermes_tests::{Outcome, PYTHON, Sandbox, assert_gone, processes_with, run_to_end, run_to_end_with_input, wait_until};
+use hermes_tests::{Outcome, PYTHON, Rpc, Sandbox, assert_gone, processes_with, run_to_end, run_to_end_with_input, wait_until};
 use serde_json::{Value, json};
 
 /// `serve` on its standard streams.
 struct Served {
-    child: Child,
-    input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
-    last: u64,
+    rpc: Rpc,
+}
+
+impl std::ops::Deref for Served {
+    type Target = Rpc;
+
+    fn deref(&self) -> &Rpc {
+        &self.rpc
+    }
+}
+
+impl std::ops::DerefMut for Served {
+    fn deref_mut(&mut self) -> &mut Rpc {
+        &mut self.rpc
+    }
 }
 
 impl Served {
@@ -23,58 +34,10 @@ impl Served {
 
     fn with(sandbox: &Sandbox, options: &[&str]) -> Self {
         let mut command = sandbox.hermes();
-        let mut child = command
-            .arg("serve")
-            .args(options)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
-        let mut served = Self { child, input, output, last: 0 };
+        let mut served = Self { rpc: Rpc::start(command.arg("serve").args(options).stderr(Stdio::null())) };
         let answer = served.ask("initialize", json!({"protocol": 1}));
         assert_eq!(answer["protocol"], 1, "{answer}");
         served
-    }
-
-    fn send(&mut self, text: &str) {
-        self.input.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
-    }
-
-    fn request(&mut self, method: &str, params: Value) -> u64 {
-        self.last += 1;
-        self.send(&format!("{}\n", json!({"jsonrpc": "2.0", "id": self.last, "method": method, "params": params})));
-        self.last
-    }
-
-    fn line(&mut self) -> Value {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        assert!(!line.is_empty(), "the server has ended");
-        serde_json::from_str(&line).unwrap()
-    }
-
-    /// The answer to a request, whatever else comes before.
-    fn answer(&mut self, id: u64) -> Value {
-        loop {
-            let line = self.line();
-            if line["id"] == id {
-                return line;
-            }
-        }
-    }
-
-    fn ask(&mut self, method: &str, params: Value) -> Value {
-        let id = self.request(method, params);
-        let answer = self.answer(id);
-        assert!(answer.get("error").is_none(), "{method}: {answer}");
-        answer["result"].clone()
-    }
-
-    fn refused(&mut self, method: &str, params: Value) -> Value {
-        let id = self.request(method, params);
-        self.answer(id)["error"].clone()
     }
 
     fn sh(&mut self, line: &str) -> Value {
@@ -84,13 +47,6 @@ impl Served {
     fn end(mut self) -> i32 {
         drop(self.input.take());
         self.child.wait().unwrap().code().unwrap()
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -567,7 +523,7 @@ fn the_conversation_in_the_documentation_goes_like_that() {
     let mut notified = Vec::new();
     for line in conversation.lines().filter(|line| !line.is_empty()) {
         let Some(expected) = line.strip_prefix("< ") else {
-            served.send(&format!("{line}\n"));
+            served.send(format!("{line}\n"));
             continue;
         };
         let expected: Value = serde_json::from_str(expected).unwrap();
