@@ -307,3 +307,31 @@ fn an_idle_supervisor_is_small() {
     assert!(resident < 30_000, "{resident} KiB resident");
     assert!(used <= 4, "{used} ticks in 2 s");
 }
+
+/// What measures the machine is killed at many moments: the sandbox is the same, or there is none.
+#[test]
+fn a_measurement_that_is_killed_makes_no_weaker_sandbox() {
+    let sandbox = Sandbox::new().env("HERMES_SANDBOX_PROBE_CACHE", "off");
+    // 0 stands for one that is just being reaped.
+    let first_child = |pid: i32| -> Option<i32> {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+        children.split_whitespace().next()?.parse().ok().filter(|pid| *pid > 1)
+    };
+    let mut killed = 0;
+    for round in 0..1000 {
+        if killed == 8 {
+            return;
+        }
+        let mut command = sandbox.inside(["/bin/sh", "-c", "test -e /run/hermes-sandbox && echo namespaces; true"]);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let own = child.id() as i32;
+        std::thread::sleep(Duration::from_micros(50 * (round / 2 % 40)));
+        let launcher = first_child(own);
+        let victim = if round % 2 == 0 { launcher } else { launcher.and_then(first_child) };
+        killed += victim.map_or(0, |pid| usize::from(kill(Pid::from_raw(pid), Signal::SIGKILL).is_ok()));
+        let output = child.wait_with_output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(!output.status.success() || out == "namespaces\n", "round {round}: {out}{err}");
+    }
+    assert!(killed > 0, "nothing was ever killed");
+}

@@ -86,7 +86,7 @@ pub fn cached(cache_dir: &Path) -> Host {
             Record { key, cgroup, switches, host }
         }
     };
-    if is_lasting(&record.host) {
+    if !failures(&record.host).any(is_momentary) {
         // A cache that cannot be written costs time, nothing else.
         let directory = directory.or_else(|_| make_directory(cache_dir));
         let _ = directory.and_then(|directory| store(&directory, &record));
@@ -98,11 +98,16 @@ pub fn cached(cache_dir: &Path) -> Host {
 const MOMENTARY: &[Errno] =
     &[Errno::EPIPE, Errno::ETIMEDOUT, Errno::EAGAIN, Errno::ENOMEM, Errno::EMFILE, Errno::ENFILE, Errno::EINTR];
 
-fn is_lasting(host: &Host) -> bool {
+pub(super) fn is_momentary(errno: Errno) -> bool {
+    MOMENTARY.contains(&errno)
+}
+
+/// Why something does not work here.
+pub(super) fn failures(host: &Host) -> impl Iterator<Item = Errno> + '_ {
     let Host { userns, netns, proc_mount, overlay, recursive_attributes, idmap, notify, seccomp, .. } = host;
-    [userns, netns, proc_mount, overlay, recursive_attributes, idmap, notify, seccomp].into_iter().all(|probe| match probe {
-        Probe::Works => true,
-        Probe::Fails(error) => !MOMENTARY.contains(&error.errno()),
+    [userns, netns, proc_mount, overlay, recursive_attributes, idmap, notify, seccomp].into_iter().filter_map(|probe| match probe {
+        Probe::Works => None,
+        Probe::Fails(error) => Some(error.errno()),
     })
 }
 
@@ -257,9 +262,10 @@ mod tests {
     fn what_may_be_otherwise_by_the_next_start_is_not_remembered() {
         let fails = |errno| Probe::Fails(StepError::new(Step::Namespaces, errno));
         let host = |userns, seccomp| Host { userns, seccomp, ..super::super::probe() };
-        assert!(is_lasting(&host(fails(Errno::EPERM), Probe::Works)));
-        assert!(!is_lasting(&host(fails(Errno::EPIPE), Probe::Works)), "the child was killed");
-        assert!(!is_lasting(&host(Probe::Works, fails(Errno::EAGAIN))));
+        let lasts = |host: &Host| !failures(host).any(is_momentary);
+        assert!(lasts(&host(fails(Errno::EPERM), Probe::Works)));
+        assert!(!lasts(&host(fails(Errno::EPIPE), Probe::Works)), "the child was killed");
+        assert!(!lasts(&host(Probe::Works, fails(Errno::EAGAIN))));
     }
 
     #[test]
