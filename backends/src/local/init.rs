@@ -102,6 +102,8 @@ fn serve_namespaces(setup: Setup, mut fds: Vec<OwnedFd>, channel: &Arc<Channel>)
         move || {
             let keep = || -> Result<i32, StepError> {
                 keep(&[Capability::CAP_SYS_PTRACE], &[Capability::CAP_SYS_ADMIN]).at(Step::Capabilities)?;
+                // Before there is a job: one that takes all processes that are allowed would leave none for it.
+                let broker = if setup.notify { Some(prepare_broker()?) } else { None };
                 let (listener, jobs) = loop {
                     match to_do.recv().map_err(|_| StepError::new(Step::Thread, Errno::ESRCH))? {
                         Task::HandOver { listener, jobs } => break (listener, jobs),
@@ -112,8 +114,8 @@ fn serve_namespaces(setup: Setup, mut fds: Vec<OwnedFd>, channel: &Arc<Channel>)
                     }
                 };
                 // The first job runs already; its connects wait until the broker serves them.
-                if let Some(listener) = listener {
-                    start_broker(listener, &setup, private_devices)?;
+                if let (Some(broker), Some(listener)) = (broker, listener) {
+                    broker.start(listener, broker_config(&setup, private_devices))?;
                 }
                 let (tier, memory) = (setup.tier, setup.memory_watchdog);
                 Ok(Init { tier, kept_in: true, spawner, children, jobs, terminal: None, memory }.serve(&channel))
@@ -262,31 +264,51 @@ fn keep(effective: &[Capability], permitted: &[Capability]) -> Result<(), Errno>
     caps::set(None, CapSet::Permitted, &effective.iter().chain(permitted).copied().collect()).map_err(refused)
 }
 
-/// Starts the broker and waits until it can serve.
-fn start_broker(listener: OwnedFd, setup: &Setup, private_devices: Vec<u64>) -> Result<(), StepError> {
+/// A thread that waits for what it is to serve.
+struct WaitingBroker {
+    work: mpsc::Sender<(OwnedFd, broker::BrokerConfig)>,
+    outcome: mpsc::Receiver<Result<(), StepError>>,
+}
+
+fn prepare_broker() -> Result<WaitingBroker, StepError> {
+    let (work, to_do) = mpsc::channel();
+    let (ready, outcome) = mpsc::channel();
+    let serve = move || {
+        let Ok((listener, config)) = to_do.recv() else { return };
+        let made = keep_only(&[Capability::CAP_SYS_PTRACE])
+            .at(Step::Capabilities)
+            .and_then(|()| broker::Broker::new(listener, &config));
+        match made {
+            Ok(broker) => {
+                let _ = ready.send(Ok(()));
+                broker.serve();
+            }
+            Err(error) => drop(ready.send(Err(error))),
+        }
+    };
+    std::thread::Builder::new().name("hermes-broker".to_owned()).spawn(serve).at(Step::Thread)?;
+    Ok(WaitingBroker { work, outcome })
+}
+
+impl WaitingBroker {
+    /// Has it serve, and waits until it can.
+    fn start(self, listener: OwnedFd, config: broker::BrokerConfig) -> Result<(), StepError> {
+        let gone = || StepError::new(Step::Broker, Errno::ESRCH);
+        self.work.send((listener, config)).map_err(|_| gone())?;
+        self.outcome.recv().map_err(|_| gone())?
+    }
+}
+
+fn broker_config(setup: &Setup, private_devices: Vec<u64>) -> broker::BrokerConfig {
     let (in_writable, elsewhere): (Vec<PathBuf>, Vec<PathBuf>) =
         setup.unix_connect.iter().cloned().partition(|path| lies_in_writable(path, &setup.mounts));
     let open = |path: &PathBuf| openat(AT_FDCWD, path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).ok();
-    let config = broker::BrokerConfig {
+    broker::BrokerConfig {
         own_network: setup.network == NetworkPlan::Private,
         granted: elsewhere,
         pinned: in_writable.iter().filter_map(open).collect(),
         private_devices,
-    };
-    let (ready, outcome) = mpsc::channel();
-    let make = move || {
-        keep_only(&[Capability::CAP_SYS_PTRACE]).at(Step::Capabilities)?;
-        broker::Broker::new(listener, &config)
-    };
-    let serve = move || match make() {
-        Ok(broker) => {
-            let _ = ready.send(Ok(()));
-            broker.serve();
-        }
-        Err(error) => drop(ready.send(Err(error))),
-    };
-    std::thread::Builder::new().name("hermes-broker".to_owned()).spawn(serve).at(Step::Thread)?;
-    outcome.recv().map_err(|_| StepError::new(Step::Broker, Errno::ESRCH))?
+    }
 }
 
 /// Could a job put another socket in the place of this one?
