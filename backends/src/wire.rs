@@ -314,20 +314,29 @@ impl Channel {
 
     /// Waits for one message; `None` at the end of the stream.
     pub fn receive<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>, Errno> {
+        self.receive_with(MsgFlags::empty())
+    }
+
+    /// Takes a message that is there; `EAGAIN` when there is none.
+    pub fn try_receive<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>, Errno> {
+        self.receive_with(MsgFlags::MSG_DONTWAIT)
+    }
+
+    fn receive_with<T: DeserializeOwned>(&self, flags: MsgFlags) -> Result<Option<(T, Vec<OwnedFd>)>, Errno> {
         thread_local! {
             /// Zeros cost more than a message.
             static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; INLINE + 1]);
         }
-        BUFFER.with_borrow_mut(|buffer| self.receive_in(buffer))
+        BUFFER.with_borrow_mut(|buffer| self.receive_in(buffer, flags))
     }
 
-    fn receive_in<T: DeserializeOwned>(&self, buffer: &mut [u8]) -> Result<Option<(T, Vec<OwnedFd>)>, Errno> {
+    fn receive_in<T: DeserializeOwned>(&self, buffer: &mut [u8], flags: MsgFlags) -> Result<Option<(T, Vec<OwnedFd>)>, Errno> {
         // Room for all, so that none is left in our table unseen.
         let mut space = nix::cmsg_space!([RawFd; SCM_MAX_FD]);
         let mut reset = false;
         let (length, mut fds, too_much) = loop {
             let mut parts = [IoSliceMut::new(buffer)];
-            match recvmsg::<()>(self.0.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
+            match recvmsg::<()>(self.0.as_raw_fd(), &mut parts, Some(&mut space), flags | MsgFlags::MSG_CMSG_CLOEXEC) {
                 Err(Errno::EINTR) => {}
                 // A peer that ended with unread messages: the kernel says so once, before what it sent is delivered.
                 Err(Errno::ECONNRESET) if !reset => reset = true,

@@ -149,6 +149,11 @@ impl Sandbox {
         self.channel.receive().at(Step::Message)
     }
 
+    /// Takes an event that is there; `EAGAIN` when there is none.
+    pub fn try_event(&self) -> Result<Option<(Event, Vec<OwnedFd>)>, StepError> {
+        self.channel.try_receive().at(Step::Message)
+    }
+
     /// Kills everything in the sandbox at once.
     pub fn kill(&self) {
         let _ = kill(self.init, Signal::SIGKILL);

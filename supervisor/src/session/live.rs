@@ -19,6 +19,7 @@ use hermes_profiles::ospath;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::{Mode, umask};
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::spawn_local;
@@ -391,12 +392,14 @@ impl Live {
 
     /// Takes what init says until the sandbox ends.
     pub(crate) async fn listen(self: Rc<Self>) -> io::Result<()> {
-        let ready = streams::watched(self.sandbox.as_fd().try_clone_to_owned()?)?;
+        let ready = streams::watched(self.sandbox.as_fd().try_clone_to_owned()?, Interest::READABLE)?;
         loop {
             let mut guard = ready.readable().await?;
-            let said = guard.try_io(|_| match is_readable(self.sandbox.as_fd()) {
-                true => self.sandbox.event().map_err(io::Error::other),
-                false => Err(io::ErrorKind::WouldBlock.into()),
+            let said = guard.try_io(|_| {
+                self.sandbox.try_event().map_err(|error| match error.errno() {
+                    Errno::EAGAIN => io::ErrorKind::WouldBlock.into(),
+                    _ => io::Error::other(error),
+                })
             });
             match said {
                 Err(_would_block) => {}
@@ -469,7 +472,7 @@ impl Live {
                 let mut guards = self.guards.borrow_mut();
                 let Some(guards) = guards.as_mut() else { return Ok(()) };
                 match (guards.events(), &watch) {
-                    (Some(fd), None) => watch = Some(streams::watched(fd.try_clone_to_owned()?)?),
+                    (Some(fd), None) => watch = Some(streams::watched(fd.try_clone_to_owned()?, Interest::READABLE)?),
                     (None, Some(_)) => watch = None,
                     _ => {}
                 }

@@ -26,7 +26,7 @@ use std::time::Duration;
 use hermes_backends::local::sys::process::reset_ignored_signals;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::geteuid;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, Interest};
 use tokio::net::unix::pipe;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -247,7 +247,7 @@ fn is_same_user(stream: &UnixStream) -> bool {
 /// Ends the session when the process that it is for has ended.
 async fn end_with(live: Rc<Live>, client: ClientProcess) {
     if let Some(process) = client.open()
-        && let Ok(process) = streams::watched(process)
+        && let Ok(process) = streams::watched(process, Interest::READABLE)
     {
         let _ = process.readable().await;
     }

@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use hermes_backends::wire::Stdio;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 
@@ -90,7 +91,7 @@ impl Source {
                 }
             },
             Self::Terminal(master) => {
-                master.async_io(tokio::io::Interest::READABLE, |fd| Ok(nix::unistd::read(fd, buffer)?)).await
+                master.async_io(Interest::READABLE, |fd| Ok(nix::unistd::read(fd, buffer)?)).await
             }
         }
     }
@@ -110,7 +111,7 @@ impl Source {
 
 pub(crate) async fn write_terminal(master: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
-        let written = master.async_io(tokio::io::Interest::WRITABLE, |fd| Ok(nix::unistd::write(fd, bytes)?)).await?;
+        let written = master.async_io(Interest::WRITABLE, |fd| Ok(nix::unistd::write(fd, bytes)?)).await?;
         bytes = &bytes[written..];
     }
     Ok(())
@@ -120,7 +121,7 @@ pub(crate) async fn write_terminal(master: &AsyncFd<OwnedFd>, mut bytes: &[u8]) 
 pub(crate) fn terminal(master: OwnedFd) -> io::Result<Rc<AsyncFd<OwnedFd>>> {
     let flags = OFlag::from_bits_truncate(fcntl(&master, FcntlArg::F_GETFL)?);
     fcntl(master.as_fd(), FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
-    watched(master).map(Rc::new)
+    watched(master, Interest::READABLE | Interest::WRITABLE).map(Rc::new)
 }
 
 /// A descriptor to be waited for.
@@ -128,6 +129,6 @@ pub(crate) fn terminal(master: OwnedFd) -> io::Result<Rc<AsyncFd<OwnedFd>>> {
     deprecated,
     reason = "what replaces it is unsafe; an OwnedFd names one open file as long as it lives, which is all it asks for"
 )]
-pub(crate) fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    AsyncFd::new(fd)
+pub(crate) fn watched(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, interest)
 }
