@@ -24,6 +24,7 @@ pub mod profile;
 pub mod project;
 mod request;
 mod resolve;
+mod route;
 mod rule;
 mod selector;
 pub mod trust;
@@ -34,7 +35,8 @@ pub use error::PolicyError;
 pub use guard::GuardRules;
 pub use merge::is_broad;
 pub use policy::{
-    Access, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, KernelRules, Limits, Network, Origin, Policy, Route, UnixRules,
+    Access, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, KernelRules, Limits, Network, Origin, Policy, UnixRules,
 };
 pub use request::{Caller, Files, MAX_FILE, Overrides, Request, Resolved};
 pub use resolve::resolve;
+pub use route::{IpNetwork, Rate, Route, RouteRules, SecretRule, Upstream};
