@@ -129,6 +129,7 @@ pub fn check(address: IpAddr, literal: &[IpNetwork]) -> Result<(), Option<Class>
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use proptest::prelude::*;
 

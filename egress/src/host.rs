@@ -169,6 +169,7 @@ impl fmt::Display for Pattern {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -13,21 +13,21 @@
 //! Decisions are pure functions: [`policy`], [`path`], [`host`], [`peek`], [`names::answer`], [`address`].
 
 pub mod address;
-//dial
-//dns
+pub mod dial;
+mod dns;
 pub mod event;
 pub mod host;
 pub mod names;
 pub mod path;
 pub mod peek;
 pub mod policy;
-//proxy
+pub mod proxy;
 pub mod reason;
-//relay
-//secret
-//tls
-//stream
-//upstream
-//web
+pub mod relay;
+pub mod secret;
+mod stream;
+pub mod tls;
+mod upstream;
+mod web;
 
-//pub use proxy::{Config, Egress, Limits, Listeners};
+pub use proxy::{Config, Egress, Limits, Listeners};

@@ -194,4 +194,5 @@ fn malformed(query: &[u8]) -> Answer {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests;

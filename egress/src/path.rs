@@ -119,6 +119,7 @@ fn decoded(path: &str) -> Result<String, Unreadable> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use proptest::prelude::*;
 

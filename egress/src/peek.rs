@@ -160,4 +160,5 @@ fn extensions(hello: &[u8]) -> Option<Vec<u16>> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests;

@@ -225,4 +225,5 @@ impl Bucket {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests;
