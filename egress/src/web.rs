@@ -116,13 +116,14 @@ impl Session {
             }
             (entry, false) => match target::host_of(&parts, entry) {
                 Ok(place) => place,
-                Err(reason) => {
-                    let (host, port) = match entry {
-                        Entry::Host { host, port, .. } => (Some(host), *port),
-                        Entry::Proxy => (None, 0),
-                    };
-                    return self.refuse(host, port, &parts, reason);
-                }
+                Err(reason) => match entry {
+                    Entry::Proxy => return self.refuse(None, 0, &parts, reason),
+                    Entry::Host { host, port, .. } => {
+                        // Where no route leads at all it does not matter what else is wrong.
+                        let reason = self.egress.rules().admit(host, *port).err().unwrap_or(reason);
+                        return self.refuse(Some(host), *port, &parts, reason);
+                    }
+                },
             },
         };
         match self.forward(&host, port, &parts, body, upgrade).await {
