@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +22,9 @@ use crate::reason::Reason;
 
 /// Most addresses of one name that are tried.
 const MOST_ADDRESSES: usize = 8;
+
+/// What `localhost` leads to, whatever a resolver says (RFC 6761, 6.3).
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// A name's addresses, some time later.
 pub type Resolving<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send + 'a>>;
@@ -120,16 +123,26 @@ pub struct Place {
 }
 
 impl Place {
-    /// A place that a rule names: a literal address in it, or `localhost`, is meant.
-    pub fn named(host: &Host, port: u16, literal: &[IpNetwork]) -> Self {
-        let mut literal = literal.to_vec();
-        let mut alone = |address: IpAddr| literal.push(IpNetwork { address, prefix: if address.is_ipv4() { 32 } else { 128 } });
-        match host {
-            Host::Address(address) => alone(*address),
-            Host::Name(name) if name == "localhost" => alone(IpAddr::from([127, 0, 0, 1])),
-            Host::Name(_) => {}
+    /// Where a program wants to connect to, by a rule that leads there: an address that it names is meant.
+    pub fn meant(host: &Host, port: u16, literal: &[IpNetwork]) -> Self {
+        let mut place = Self { host: host.clone(), port, literal: literal.to_vec() };
+        if let Host::Address(address) = host {
+            place.name(*address);
         }
-        Self { host: host.clone(), port, literal }
+        place
+    }
+
+    /// Where a rule sends requests: this machine is meant by `localhost`, too.
+    pub fn upstream(host: &Host, port: u16, literal: &[IpNetwork]) -> Self {
+        let mut place = Self::meant(host, port, literal);
+        if host.name() == Some("localhost") {
+            place.name(LOCALHOST);
+        }
+        place
+    }
+
+    fn name(&mut self, address: IpAddr) {
+        self.literal.push(IpNetwork { address, prefix: if address.is_ipv4() { 32 } else { 128 } });
     }
 }
 
@@ -177,7 +190,7 @@ impl Dialer {
     async fn addresses(&self, place: &Place) -> Result<Vec<IpAddr>, Reason> {
         let all = match &place.host {
             Host::Address(address) => vec![*address],
-            Host::Name(name) if name == "localhost" => vec![IpAddr::from([127, 0, 0, 1])],
+            Host::Name(name) if name == "localhost" => vec![LOCALHOST],
             Host::Name(name) => {
                 self.resolver.resolve(name).await.map_err(|error| Reason::Unresolved { detail: error.to_string() })?
             }
@@ -228,7 +241,7 @@ impl Dialer {
         let failed = |why: &dyn std::fmt::Display| Reason::unreachable(format_args!("the outer proxy: {why}"));
         let addresses = match &outer.host {
             Host::Address(address) => vec![*address],
-            Host::Name(name) if name == "localhost" => vec![IpAddr::from([127, 0, 0, 1])],
+            Host::Name(name) if name == "localhost" => vec![LOCALHOST],
             Host::Name(name) => self.resolver.resolve(name).await.map_err(|error| failed(&error))?,
         };
         let stream = self.connect(&addresses, outer.port).await?;
@@ -271,7 +284,7 @@ mod tests {
     async fn addresses(found: &[&str], literal: &[IpNetwork]) -> Result<Vec<IpAddr>, Reason> {
         let found = found.iter().map(|text| text.parse().unwrap()).collect();
         let dialer = Dialer::new(Arc::new(Fixed(found)), None, Duration::from_secs(1));
-        dialer.addresses(&Place::named(&Host::parse("a.test").unwrap(), 443, literal)).await
+        dialer.addresses(&Place::meant(&Host::parse("a.test").unwrap(), 443, literal)).await
     }
 
     #[tokio::test]

@@ -10,9 +10,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{HOST, HeaderValue};
 use http::uri::{PathAndQuery, Uri};
-use http::{Request, Response, Version};
+use http::{Method, Request, Response, Version};
 use http_body_util::combinators::UnsyncBoxBody;
-use hyper::body::Incoming;
+use http_body_util::{BodyExt, Empty};
+use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -100,6 +101,7 @@ impl Upstreams {
                 Some(lane) => (lane, false),
                 None => (self.open(target, place, dialer, clients).await?, true),
             };
+            let again = if fresh { None } else { repeatable(&request) };
             let (result, keep) = match lane {
                 Lane::H1(mut sender) => {
                     for_h1(&mut request, &uri);
@@ -118,9 +120,11 @@ impl Upstreams {
                     }
                     return Ok(response);
                 }
-                // A server may close an idle connection at any moment. What it cannot have seen is sent again.
-                Err(mut error) => match error.take_message() {
-                    Some(unsent) if !fresh => request = unsent,
+                // A server may close an idle connection at any moment. What it cannot have seen, or may see twice
+                // (RFC 9110, 9.2.2), is sent again on another one.
+                Err(mut error) => match (error.take_message(), again) {
+                    (Some(unsent), _) if !fresh => request = unsent,
+                    (None, Some(again)) if error.error().is_incomplete_message() => request = again,
                     _ => return Err(Failed::of(error.into_error())),
                 },
             }
@@ -183,6 +187,18 @@ impl Upstreams {
         lanes.entry(target.clone()).or_default().h2 = Some(sender.clone());
         Ok(Lane::H2(sender))
     }
+}
+
+/// The same request again, if it does no harm to send it twice.
+fn repeatable(request: &Request<Body>) -> Option<Request<Body>> {
+    let harmless = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) && request.body().is_end_stream();
+    harmless.then(|| {
+        let mut again = Request::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
+        *again.method_mut() = request.method().clone();
+        *again.uri_mut() = request.uri().clone();
+        *again.headers_mut() = request.headers().clone();
+        again
+    })
 }
 
 fn stream(dialed: Dialed) -> Counted<TcpStream> {

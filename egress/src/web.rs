@@ -149,7 +149,7 @@ impl Session {
             Err(reason) => Err(reason),
             Ok(Admission::Inspect) => Ok(None),
             Ok(Admission::PassThrough(rule)) => {
-                self.egress.dialer().dial(&Place::named(&host, port, &rule.rules.addresses)).await.map(Some)
+                self.egress.dialer().dial(&Place::meant(&host, port, &rule.rules.addresses)).await.map(Some)
             }
         };
         let dialed = match dialed {
@@ -316,11 +316,12 @@ impl Outgoing {
         parts.headers.insert(header::HOST, field);
         // HTTP/2 clients may send one cookie per field; HTTP/1.1 knows one field (RFC 9113, 8.2.3).
         join_cookies(&mut parts.headers);
-        let place = Place::named(&host, port, &rule.rules.addresses);
-        let place = match rule.rules.upstream {
-            None if host.name() == Some("localhost") => Place { literal: rule.rules.addresses.clone(), ..place },
-            _ => place,
-        };
+        let place = if rule.rules.upstream.is_some() { Place::upstream } else { Place::meant };
+        let place = place(&host, port, &rule.rules.addresses);
+        // By default a route is about port 80 as well, and a program may speak HTTP to any port.
+        if rule.rules.secret.is_some() && !tls && rule.rules.upstream.is_none() {
+            return Err(Reason::unsupported("a secret over plain HTTP, unless the route has an http:// upstream"));
+        }
         Ok(Self { parts, target: Target { tls, host, port, generation: 0 }, place })
     }
 }

@@ -172,6 +172,34 @@ async fn servers_that_fail() {
     assert!(world.exchange("a.test", &get(&format!("a.test:{port}"), "/")).await.contains("200 OK"), "it recovers");
 }
 
+/// A server may close a connection just when the next request is on its way.
+#[tokio::test]
+async fn kept_connections_that_die() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let world = World::new(port, &[route("a.test", port)], |_| {}).await;
+    let server = tokio::spawn(async move {
+        for _ in 0..3 {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            read_until(&mut stream, "\r\n\r\n").await;
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
+            // The second request is read, and not answered.
+            let _ = stream.read(&mut [0; 1024]).await;
+        }
+    });
+    let mut stream = world.connect("a.test").await;
+    let request = |method: &str| format!("{method} / HTTP/1.1\r\nHost: a.test:{port}\r\nContent-Length: 0\r\n\r\n");
+    for (method, status) in [("GET", "200"), ("GET", "200"), ("POST", "502"), ("GET", "200")] {
+        stream.write_all(request(method).as_bytes()).await.unwrap();
+        let answer = read_until(&mut stream, "\r\n\r\n").await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{method}: {answer}");
+        if status == "502" && !answer.contains('}') {
+            read_until(&mut stream, "}").await;
+        }
+    }
+    server.abort();
+}
+
 #[tokio::test]
 async fn the_end_of_serving_is_the_end_of_all() {
     let (server, _) = server::http(None).await;

@@ -191,3 +191,15 @@ async fn an_authority_can_be_bound_to_names() {
     assert!(bound.pem().starts_with("-----BEGIN CERTIFICATE-----"));
     assert!(Arc::new(bound).pem().len() > 400);
 }
+
+#[tokio::test]
+async fn a_secret_is_not_sent_in_the_clear() {
+    let (server, seen) = server::http(None).await;
+    let port = server.port();
+    let world = World::new(port, &[with_secret(inspected("a.test", port))], |_| {}).await;
+    let host = format!("a.test:{port}");
+    assert!(world.exchange("a.test", &get(&host, "/v1/x")).await.contains("plain HTTP"));
+    let absolute = format!("GET http://{host}/v1/x HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    assert!(world.proxied(&absolute).await.contains("plain HTTP"));
+    assert!(seen.lock().unwrap().is_empty());
+}

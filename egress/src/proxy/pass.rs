@@ -1,6 +1,7 @@
 //! One connection to one host: what it is by its first bytes, and where these may go.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::net::TcpStream;
@@ -21,6 +22,9 @@ use crate::web::{self, Entry, Protocol};
 
 /// A fatal alert, access_denied (RFC 8446, 6.2): a client can tell it from a network that fails.
 const ACCESS_DENIED: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 49];
+
+/// How long a connection that leads nowhere may take to show whether it understands an answer.
+const CURIOSITY: Duration = Duration::from_secs(2);
 
 /// What a connection turned out to be.
 struct Opened {
@@ -105,9 +109,7 @@ impl Passing<'_> {
         dialed: Option<Dialed>,
     ) -> Result<Option<Opened>, Reason> {
         let limits = &self.egress.config().limits;
-        let place = Place::named(&self.host, self.port, &rule.rules.addresses);
-        let place =
-            Place { literal: if self.host.name().is_some() { rule.rules.addresses.clone() } else { place.literal }, ..place };
+        let place = Place::meant(&self.host, self.port, &rule.rules.addresses);
         let dial = self.egress.dialer().dial(&place);
         tokio::pin!(dial);
         let mut dialed = dialed;
@@ -201,7 +203,8 @@ impl Passing<'_> {
 
     /// Where no route leads: to a request, an answer that says so; to everything else, a closed connection.
     async fn explain(&self, stream: TcpStream, mut before: BytesMut, reason: Reason) -> Result<(), Reason> {
-        match self.shown(&stream, &mut before).await {
+        let shown = timeout(CURIOSITY, self.shown(&stream, &mut before)).await;
+        match shown.unwrap_or(Ok(First::Other)) {
             Ok(First::Http { h2: false }) => {
                 self.serve_http(stream, before, None).await;
                 Ok(())
