@@ -11,6 +11,26 @@
 //! terminates and [`web`] decides each request anew. What is refused says why, and what would allow it ([`reason`]).
 //!
 //! Decisions are pure functions: [`policy`], [`path`], [`host`], [`peek`], [`names::answer`], [`address`].
+//!
+//! ```no_run
+//! # async fn example(routes: &[hermes_profiles::Route], listeners: hermes_egress::Listeners) -> Result<(), Box<dyn std::error::Error>> {
+//! use hermes_egress::{Config, Egress};
+//!
+//! let egress = Egress::new(Config::new("my-sandbox"), routes)?;
+//! let trusted_inside = egress.authority()?.pem().to_owned();
+//! egress.serve(listeners).await?; // until dropped; egress.replace(routes) meanwhile
+//! # Ok(()) }
+//! ```
+//!
+//! # What it does not see
+//!
+//! - What is passed through unread is trusted as far as its name goes: whatever else that name's servers front for can be
+//!   reached by them, if they look at more than the server name. TLS that begins after some plain text (STARTTLS) is not looked into.
+//! - An encrypted client hello is refused where TLS is passed through, and so is the decoy of one that Chromium sends unless
+//!   its policy `EncryptedClientHelloEnabled` is off. Where TLS is terminated it does no harm.
+//! - Methods that a framework reads from a query or a body (`_method`), and placeholders in bodies or in another encoding (Basic).
+//! - Secrets that a server sends back. Copies of a value that the HTTP library makes are not wiped.
+//! - HTTP/2 without TLS and WebSocket over HTTP/2 are not offered; HTTP/3 is not, since UDP leads nowhere but to DNS.
 
 pub mod address;
 pub mod dial;

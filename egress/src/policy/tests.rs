@@ -104,3 +104,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn globs_of_paths() {
+    for (glob, inside, outside) in [
+        ("/v1/**", &["/v1/", "/v1/a", "/v1/a/b"][..], &["/v1", "/v10", "/v2/v1/"][..]),
+        ("/**", &["/", "/a", "/a/b/"], &[]),
+        ("/a/*/c", &["/a/b/c"], &["/a/b/b/c", "/a/c"]),
+        ("/a/{b,c}", &["/a/b", "/a/c"], &["/a/d", "/a/b/"]),
+    ] {
+        let rules = rules(&[with(route("a.test", &[443]), &[], &[glob])]);
+        assert!(inside.iter().all(|path| decide(&rules, "a.test", "GET", path).is_ok()), "{glob}");
+        assert!(!outside.iter().any(|path| decide(&rules, "a.test", "GET", path).is_ok()), "{glob}");
+    }
+}
