@@ -308,7 +308,7 @@ fn main() {
         let (rate, failed) = runtime.block_on(crowd(way, 1_000, 100));
         println!(
             "{name}: 1000 connections, 100000 requests: {rate:.0} a second, {failed} failed, {} MiB more (all three sides)",
-            memory() - before
+            memory().saturating_sub(before)
         );
     }
 }

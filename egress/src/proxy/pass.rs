@@ -69,10 +69,11 @@ impl Passing<'_> {
         let rules = Arc::clone(&changes.borrow_and_update());
         let rule = match rules.admit(&self.host, self.port) {
             Ok(Admission::PassThrough(rule)) => rule,
-            Ok(Admission::Inspect) => return self.inspect(stream, before).await,
-            Err(reason) => return self.explain(stream, before, reason).await,
+            Ok(Admission::Inspect) => return Box::pin(self.inspect(stream, before)).await,
+            Err(reason) => return Box::pin(self.explain(stream, before, reason)).await,
         };
-        let opened = match self.open(&stream, &mut before, &rule, dialed).await {
+        // What a connection needs to open is given back before it lives: thousands may.
+        let opened = match Box::pin(self.open(&stream, &mut before, &rule, dialed)).await {
             Ok(Some(opened)) => opened,
             // Both were silent to their end.
             Ok(None) => return Ok(()),
@@ -84,7 +85,7 @@ impl Passing<'_> {
         let refused = match &opened.first {
             First::Tls { server_name, encrypted } => self.check_name(server_name.as_deref(), *encrypted).err(),
             First::Http { h2: false } if opened.received == 0 => {
-                self.serve_http(stream, before, Some(opened.dialed)).await;
+                Box::pin(self.serve_http(stream, before, Some(opened.dialed))).await;
                 return Ok(());
             }
             First::Http { h2: true } => Some(Reason::unsupported("HTTP/2 without TLS")),
@@ -168,7 +169,7 @@ impl Passing<'_> {
                 Err(reason) => reason,
             },
             Ok(First::Http { h2: false }) => {
-                self.serve_http(stream, before, None).await;
+                Box::pin(self.serve_http(stream, before, None)).await;
                 return Ok(());
             }
             Ok(First::Http { h2: true }) => Reason::unsupported("HTTP/2 without TLS"),
@@ -206,7 +207,7 @@ impl Passing<'_> {
         let shown = timeout(CURIOSITY, self.shown(&stream, &mut before)).await;
         match shown.unwrap_or(Ok(First::Other)) {
             Ok(First::Http { h2: false }) => {
-                self.serve_http(stream, before, None).await;
+                Box::pin(self.serve_http(stream, before, None)).await;
                 Ok(())
             }
             shown => {
