@@ -19,6 +19,8 @@ mod pattern;
 mod policy;
 #[path = "src/request.rs"]
 mod request;
+#[path = "src/route.rs"]
+mod route;
 #[path = "src/rule.rs"]
 mod rule;
 #[path = "src/selector.rs"]

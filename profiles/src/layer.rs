@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::policy::{Access, Guarantee, HomeMode, McpTool, Origin};
+use crate::route::RouteRules;
 
 /// The file that entries are from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,6 +111,8 @@ pub struct RouteEntry {
     pub host: String,
     /// At least one.
     pub ports: Vec<u16>,
+    /// What else the route says.
+    pub rules: RouteRules,
 }
 
 /// A key of `[kernel]`.

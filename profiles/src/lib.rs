@@ -24,6 +24,7 @@ pub mod profile;
 pub mod project;
 mod request;
 mod resolve;
+mod route;
 mod rule;
 mod selector;
 pub mod trust;
@@ -36,7 +37,8 @@ pub use guard::GuardRules;
 pub use merge::is_broad;
 pub use policy::{
     Access, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, KernelRules, Limits, McpRules, McpTool, Network, Origin,
-    Place, Policy, Route, UnixRules,
+    Place, Policy, UnixRules,
 };
 pub use request::{Caller, Files, MAX_FILE, Overrides, Request, Resolved};
 pub use resolve::resolve;
+pub use route::{IpNetwork, Rate, Route, RouteRules, SecretRule, Upstream};

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use crate::error::PolicyError;
 use crate::layer::{Entry, KernelKey, Limit, NetworkMode, PathEntry, Place};
 use crate::paths::{self, Unset};
-use crate::policy::{Access, FileRule, Guarantee, HomeMode, KernelRules, Limits, McpRules, Network, Origin, Route};
+use crate::policy::{Access, FileRule, Guarantee, HomeMode, KernelRules, Limits, McpRules, Network, Origin};
 use crate::profile::Placed;
 use crate::request::Caller;
+use crate::route::Route;
 use crate::selector::{self, GuardRules, Selector};
 
 /// Milliseconds between SIGTERM and SIGKILL when nobody says otherwise.
@@ -98,7 +99,7 @@ impl<'a> Draft<'a> {
             self.network = Some(NetworkMode::Routes);
         }
         for Entry { value, line } in layer.routes {
-            self.route(Route { host: value.host, ports: value.ports, origin: place.line(line) });
+            self.route(Route { host: value.host, ports: value.ports, rules: value.rules, origin: place.line(line) });
         }
         for entry in layer.connect.into_iter().flatten() {
             let (text, optional) = paths::optional(&entry.value);
@@ -172,9 +173,9 @@ impl<'a> Draft<'a> {
         self.count
     }
 
-    /// Adds a route, or ports to the one for the same host.
+    /// Adds a route, or ports to one that says the same.
     pub(crate) fn route(&mut self, route: Route) {
-        match self.routes.iter_mut().find(|known| known.host == route.host) {
+        match self.routes.iter_mut().find(|known| known.host == route.host && known.rules == route.rules) {
             Some(known) => {
                 known.ports.extend(route.ports);
                 known.ports.sort_unstable();

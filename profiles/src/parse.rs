@@ -7,6 +7,7 @@ use crate::error::{PolicyError, suggestion};
 use crate::layer::{Entry, Layer, Limit, NetworkMode, PathEntry, Place, RouteEntry};
 use crate::names;
 use crate::policy::{Access, Guarantee, HomeMode, McpTool};
+use crate::route::{self, RouteRules, SecretRule};
 use crate::selector;
 use crate::values;
 
@@ -330,13 +331,62 @@ fn route(value: Value<'_, '_>) -> Result<Entry<RouteEntry>, PolicyError> {
             ports
         }
     };
-    for key in ["methods", "paths", "secret", "upstream"] {
-        if let Some(value) = table.take(key) {
-            return Err(value.error("not supported by this version; a route names host and ports only"));
-        }
+    let rules = route_rules(&mut table)?;
+    if rules.secret.is_some() && rules.paths.is_empty() {
+        // Whoever can choose the path can often have the answer, or the whole request, sent somewhere else.
+        return Err(value.error("a route with a secret needs paths"));
     }
     table.finish()?;
-    Ok(Entry { value: RouteEntry { host: canonical, ports }, line: host.line })
+    Ok(Entry { value: RouteEntry { host: canonical, ports, rules }, line: host.line })
+}
+
+fn route_rules(table: &mut Table<'_, '_>) -> Result<RouteRules, PolicyError> {
+    fn parsed<T>(value: Value<'_, '_>, parse: impl Fn(&str) -> Result<T, String>) -> Result<T, PolicyError> {
+        let text = value.text()?;
+        parse(text).map_err(|why| value.error(format_args!("\"{text}\": {why}")))
+    }
+    /// Missing means any; an empty list would mean none, which no route is for.
+    fn list<T>(value: Option<Value<'_, '_>>, parse: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, PolicyError> {
+        let Some(value) = value else { return Ok(Vec::new()) };
+        let items = value.items()?.map(|item| parsed(item, &parse)).collect::<Result<Vec<_>, _>>()?;
+        if items.is_empty() {
+            return Err(value.error("an empty list would allow nothing; leave the key out for any"));
+        }
+        Ok(items)
+    }
+    let kept = |check: fn(&str) -> Result<(), String>| move |text: &str| check(text).map(|()| text.to_owned());
+    Ok(RouteRules {
+        methods: list(table.take("methods"), kept(route::method))?,
+        paths: list(table.take("paths"), kept(route::path_glob))?,
+        max_body: table.take("max-body").map(|value| parsed(value, values::size)).transpose()?,
+        secret: table.table("secret")?.map(secret).transpose()?,
+        upstream: table.take("upstream").map(|value| parsed(value, route::upstream)).transpose()?,
+        addresses: list(table.take("addresses"), route::ip_network)?,
+        rate: table.take("rate").map(|value| parsed(value, route::rate)).transpose()?,
+    })
+}
+
+fn secret(mut table: Table<'_, '_>) -> Result<SecretRule, PolicyError> {
+    let (document, line) = (table.document, table.line);
+    let missing = |key: &str| document.error(line, format!("secret: {key} is missing"));
+    let name = table.take("name").ok_or_else(|| missing("name"))?;
+    let text = name.text()?;
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+    if text.is_empty() || !text.bytes().all(plain) {
+        return Err(name.error("expected a name of letters, digits, \"-\", \"_\" and \".\""));
+    }
+    let header = table.take("header").ok_or_else(|| missing("header"))?;
+    let canonical = route::secret_header(header.text()?).map_err(|why| header.error(why))?;
+    let format = match table.take("format") {
+        None => "{}".to_owned(),
+        Some(value) => {
+            let text = value.text()?;
+            route::secret_format(text).map_err(|why| value.error(why))?;
+            text.to_owned()
+        }
+    };
+    table.finish()?;
+    Ok(SecretRule { name: text.to_owned(), header: canonical, format })
 }
 
 fn mcp_tools(value: Value<'_, '_>) -> Result<Entry<Vec<Entry<McpTool>>>, PolicyError> {

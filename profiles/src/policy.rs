@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::route::Route;
 use crate::selector::GuardRules;
 
 /// What is allowed, after includes, merging, flags and path expansion.
@@ -185,17 +186,6 @@ pub enum Network {
     Routes(Vec<Route>),
     /// The host's network, unmediated.
     Host,
-}
-
-/// One destination.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Route {
-    /// Host name, `*.` wildcard or literal address; lower case, no trailing dot.
-    pub host: String,
-    /// TCP ports.
-    pub ports: Vec<u16>,
-    /// Where the route was written.
-    pub origin: Origin,
 }
 
 /// Unix sockets that host processes bound.

@@ -13,6 +13,8 @@
 //! | `environment.allow`, `deny`, `set` | as included | nothing more |
 //! | `network.mode` | as included; `routes` if there are routes, else `off` | |
 //! | `network.route.ports` | 443 and 80 | error |
+//! | `network.route.methods`, `paths`, `addresses` | any (addresses: any public one) | error |
+//! | `network.route.max-body`, `rate`, `secret`, `upstream` | none | |
 //! | `unix.connect` | as included | nothing more |
 //! | `mcp.tools` | as included, else none | none |
 //! | `limits.*` | as included, else no limit; `grace` 2 s | |
@@ -32,6 +34,8 @@
 //!   offer less than one that it includes.
 //! - Everything else is a scalar: the last file that says something decides. Variables in `set` are scalars by name.
 //! - `cache` is `overlay` with a `?` in front of every entry.
+//! - Routes that differ in more than their ports stand beside each other. Of the routes for one host and port those with the
+//!   narrowest pattern count (a name before a wildcard, a long wildcard before a short one), and any of these may allow.
 //!
 //! Of two rules about one file the longer path decides, except that a hidden path hides everything below.
 //!

@@ -16,9 +16,10 @@ use std::path::{Path, PathBuf};
 use crate::error::PolicyError;
 use crate::layer::{Entry, KernelKey, Layer, Limit, NetworkMode, PathEntry, Place, RouteEntry};
 use crate::paths::{self, Unset, covers};
-use crate::policy::{Access, FileRule, HomeMode, Limits, Network, Policy, Route};
+use crate::policy::{Access, FileRule, HomeMode, Limits, Network, Policy};
 use crate::profile;
 use crate::request::{Caller, Files};
+use crate::route::{Rate, Route, RouteRules};
 use crate::selector;
 use crate::trust::Trust;
 
@@ -229,26 +230,43 @@ impl Narrowing<'_> {
         self.policy.network = match (&self.policy.network, mode.value) {
             (_, NetworkMode::Off) => Network::Off,
             (Network::Host, NetworkMode::Host) => Network::Host,
-            (Network::Host, NetworkMode::Routes) => Network::Routes(layer.routes.iter().map(|entry| self.route(entry)).collect()),
+            (Network::Host, NetworkMode::Routes) => {
+                Network::Routes(layer.routes.iter().map(|entry| self.route(entry)).collect::<Result<_, _>>()?)
+            }
             (Network::Routes(known), NetworkMode::Routes) => {
+                let mut kept = Vec::new();
                 for entry in &layer.routes {
-                    let allowed = known.iter().any(|route| {
-                        route.host == entry.value.host && entry.value.ports.iter().all(|port| route.ports.contains(port))
-                    });
-                    if !allowed {
-                        let what = format!("network.route: the policy does not lead to {} on these ports", entry.value.host);
+                    let wanted = self.route(entry)?;
+                    let before = kept.len();
+                    kept.extend(known.iter().filter_map(|known| narrowed(known, &wanted)));
+                    if kept.len() == before {
+                        let what = format!("network.route: the policy does not lead to {} on these ports", wanted.host);
                         return Err(self.widens(entry.line, &what));
                     }
                 }
-                Network::Routes(layer.routes.iter().map(|entry| self.route(entry)).collect())
+                // Of two routes for a host the narrower pattern decides. Left out, it would leave its hosts to a wider
+                // one that says less.
+                let shadowed = |route: &&Route| {
+                    let within = |wide: &Route| {
+                        wide.host.strip_prefix('*').is_some_and(|suffix| route.host.ends_with(suffix)) && wide.host != route.host
+                    };
+                    !kept.iter().any(|kept| kept.host == route.host) && kept.iter().any(within)
+                };
+                let more: Vec<Route> = known.iter().filter(shadowed).cloned().collect();
+                kept.extend(more);
+                Network::Routes(kept)
             }
             _ => return Err(self.widens(mode.line, "network.mode: the policy gives less")),
         };
         Ok(())
     }
 
-    fn route(&self, entry: &Entry<RouteEntry>) -> Route {
-        Route { host: entry.value.host.clone(), ports: entry.value.ports.clone(), origin: self.place.line(entry.line) }
+    fn route(&self, entry: &Entry<RouteEntry>) -> Result<Route, PolicyError> {
+        let RouteEntry { host, ports, rules } = entry.value.clone();
+        if rules.secret.is_some() || rules.upstream.is_some() || !rules.addresses.is_empty() {
+            return Err(self.widens(entry.line, "network.route: secret, upstream and addresses are the policy's to say"));
+        }
+        Ok(Route { host, ports, rules, origin: self.place.line(entry.line) })
     }
 
     fn unix(&mut self, layer: &Layer) -> Result<(), PolicyError> {
@@ -309,4 +327,28 @@ impl Narrowing<'_> {
         };
         if fits { Ok(()) } else { Err(self.widens(entry.line, "limits: the policy's limit is lower")) }
     }
+}
+
+/// What is left of the policy's route `known` when a project wants `wanted`; nothing if that is not a part of it.
+fn narrowed(known: &Route, wanted: &Route) -> Option<Route> {
+    fn part(known: &[String], wanted: &[String]) -> Option<Vec<String>> {
+        match (known, wanted) {
+            (_, []) => Some(known.to_vec()),
+            ([], _) => Some(wanted.to_vec()),
+            _ => wanted.iter().all(|one| known.contains(one)).then(|| wanted.to_vec()),
+        }
+    }
+    if known.host != wanted.host || !wanted.ports.iter().all(|port| known.ports.contains(port)) {
+        return None;
+    }
+    let lower = |a: Option<u64>, b: Option<u64>| a.into_iter().chain(b).min();
+    let per_hour = |rate: &Rate| u64::from(rate.count) * 3_600_000 / rate.milliseconds.max(1);
+    let rules = RouteRules {
+        methods: part(&known.rules.methods, &wanted.rules.methods)?,
+        paths: part(&known.rules.paths, &wanted.rules.paths)?,
+        max_body: lower(known.rules.max_body, wanted.rules.max_body),
+        rate: known.rules.rate.into_iter().chain(wanted.rules.rate).min_by_key(per_hour),
+        ..known.rules.clone()
+    };
+    Some(Route { host: wanted.host.clone(), ports: wanted.ports.clone(), rules, origin: wanted.origin.clone() })
 }

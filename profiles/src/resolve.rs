@@ -12,12 +12,11 @@ use crate::error::{PolicyError, suggestion};
 use crate::layer::NetworkMode;
 use crate::merge::{Draft, Ranked, is_broad, is_of_system, set_limit, settle};
 use crate::paths::{covers, normalise, same};
-use crate::policy::{
-    Access, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, Network, Origin, Place, Policy, Route, UnixRules,
-};
+use crate::policy::{Access, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, Network, Origin, Place, Policy, UnixRules};
 use crate::profile;
 use crate::project;
 use crate::request::{Caller, Files, Request, Resolved};
+use crate::route::Route;
 use crate::values;
 
 /// The policy for a request.
@@ -191,7 +190,7 @@ fn apply_flags(
     for text in &flags.allow_hosts {
         let entry = values::destination(text).map_err(|why| error("--allow-host", format!("{text}: {why}")))?;
         draft.network = Some(NetworkMode::Routes);
-        draft.route(Route { host: entry.host, ports: entry.ports, origin: Origin::Flag("--allow-host".into()) });
+        draft.route(Route::new(entry.host, entry.ports, Origin::Flag("--allow-host".into())));
     }
     for text in &flags.limits {
         let (name, value) = text.split_once('=').ok_or_else(|| error("--limit", format!("{text}: expected NAME=VALUE")))?;

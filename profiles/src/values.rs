@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use crate::layer::{KernelKey, Limit, NetworkMode, RouteEntry};
+use crate::route::RouteRules;
 
 /// Ports of a destination that names none.
 pub(crate) const DEFAULT_PORTS: [u16; 2] = [443, 80];
@@ -72,7 +73,7 @@ fn count(text: &str) -> Result<u64, String> {
 }
 
 /// Bytes: `8GiB`, `500MB`, `64M` (binary, as in `ulimit`), or a plain number.
-fn size(text: &str) -> Result<u64, String> {
+pub(crate) fn size(text: &str) -> Result<u64, String> {
     let parse = || {
         let (number, unit) = number_and_unit(text)?;
         let factor = match unit {
@@ -133,7 +134,7 @@ fn cpu(text: &str) -> Result<u32, String> {
 /// `HOST[:PORT]` as in `--allow-host`.
 pub(crate) fn destination(text: &str) -> Result<RouteEntry, String> {
     if text.contains(['/', '@']) {
-        return host(text).map(|host| RouteEntry { host, ports: Vec::new() });
+        return host(text).map(|host| RouteEntry { host, ports: Vec::new(), rules: RouteRules::default() });
     }
     let (name, port) = match text.rsplit_once(':') {
         // A bare IPv6 address has colons of its own.
@@ -145,10 +146,10 @@ pub(crate) fn destination(text: &str) -> Result<RouteEntry, String> {
         Some(port) => vec![port.parse().ok().filter(|p| *p > 0).ok_or("expected HOST or HOST:PORT with a port from 1 to 65535")?],
         None => DEFAULT_PORTS.to_vec(),
     };
-    Ok(RouteEntry { host: host(name)?, ports })
+    Ok(RouteEntry { host: host(name)?, ports, rules: RouteRules::default() })
 }
 
-/// The canonical form of a host: lower case, no trailing dot, `*.` only in front, addresses in one spelling.
+/// The canonical form of a host: lower case, ASCII, no trailing dot, `*.` only in front, addresses in one spelling.
 pub(crate) fn host(text: &str) -> Result<String, String> {
     if text.contains(['/', '@']) {
         return Err("expected a host without scheme, path or user".into());
@@ -157,10 +158,8 @@ pub(crate) fn host(text: &str) -> Result<String, String> {
     if let Ok(address) = bare.parse::<IpAddr>() {
         return Ok(address.to_string());
     }
-    if !text.is_ascii() {
-        return Err("expected the ASCII form (xn--...) of an international name".into());
-    }
-    let lower = text.to_ascii_lowercase();
+    let ascii = if text.is_ascii() { text.to_owned() } else { international(text)? };
+    let lower = ascii.to_ascii_lowercase();
     let lower = lower.strip_suffix('.').unwrap_or(&lower);
     let name = lower.strip_prefix("*.").unwrap_or(lower);
     let label = |label: &str| {
@@ -184,6 +183,16 @@ pub(crate) fn host(text: &str) -> Result<String, String> {
         return Err("expected an address in its usual spelling".into());
     }
     Ok(lower.to_string())
+}
+
+/// The ASCII form of an international name (UTS 46, as browsers do it).
+fn international(text: &str) -> Result<String, String> {
+    let (wildcard, name) = match text.strip_prefix("*.") {
+        Some(name) => ("*.", name),
+        None => ("", text),
+    };
+    let ascii = idna::domain_to_ascii(name).map_err(|_| "not a name that international domain names allow")?;
+    Ok(format!("{wildcard}{ascii}"))
 }
 
 /// Is this a name of a variable, or a pattern of one with a single `*`?

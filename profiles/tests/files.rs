@@ -137,14 +137,38 @@ fn errors_name_the_line_and_a_remedy() {
             "4: ports: expected a port from 1 to 65535",
         ),
         ("schema = 1\n[[network.route]]\nhost = \"example.test\"\nports = []\n", "4: ports: a route without ports leads nowhere"),
+        ("schema = 1\n[[network.route]]\nhost = \"example.test\"\nsecret = { name = \"x\" }\n", "4: secret: header is missing"),
         (
-            "schema = 1\n[[network.route]]\nhost = \"example.test\"\nsecret = { name = \"x\" }\n",
-            "4: secret: not supported by this version",
+            "schema = 1\n[[network.route]]\nhost = \"example.test\"\nsecret = { name = \"x\", header = \"Host\" }\n",
+            "4: header: expected the name of a header",
         ),
         (
-            "schema = 1\n[[network.route]]\nhost = \"example.test\"\nmethods = [\"GET\"]\n",
-            "4: methods: not supported by this version",
+            "schema = 1\n[[network.route]]\nhost = \"example.test\"\nsecret = { name = \"x\", header = \"X-Key\" }\n",
+            "a route with a secret needs paths",
         ),
+        (
+            "schema = 1\n[[network.route]]\nhost = \"example.test\"\nmethods = [\"get\"]\n",
+            "4: methods: \"get\": expected a method",
+        ),
+        (
+            "schema = 1\n[[network.route]]\nhost = \"example.test\"\nmethods = []\n",
+            "4: methods: an empty list would allow nothing",
+        ),
+        ("schema = 1\n[[network.route]]\nhost = \"example.test\"\npaths = [\"v1\"]\n", "4: paths: \"v1\": a path starts with"),
+        (
+            "schema = 1\n[[network.route]]\nhost = \"example.test\"\npaths = [\n\"/a\",\n\"/a/../b\"]\n",
+            "6: paths: \"/a/../b\": a path is matched after",
+        ),
+        (
+            "schema = 1\n[[network.route]]\nhost = \"example.test\"\nupstream = \"ftp://x.test\"\n",
+            "4: upstream: \"ftp://x.test\": expected",
+        ),
+        (
+            "schema = 1\n[[network.route]]\nhost = \"example.test\"\naddresses = [\"10.0.0.0/40\"]\n",
+            "4: addresses: \"10.0.0.0/40\": expected an address",
+        ),
+        ("schema = 1\n[[network.route]]\nhost = \"example.test\"\nrate = \"0/s\"\n", "4: rate: \"0/s\": expected a rate"),
+        ("schema = 1\n[[network.route]]\nhost = \"example.test\"\nmethod = [\"GET\"]\n", "did you mean \"methods\"?"),
         ("schema = 1\n[[network.route]]\nhost = \"*\"\n", "a wildcard needs a domain"),
         ("schema = 1\n[[network.route]]\nhost = \"127.1\"\n", "expected an address in its usual spelling"),
         ("schema = 1\n[limits]\nmemory = \"8 gigs\"\n", "3: memory: \"8 gigs\": expected a size such as"),
@@ -307,4 +331,39 @@ fn unreadable_files_are_errors() {
     }
     let text = message(resolve(&request("agent"), &Broken));
     assert!(text.starts_with("/home/user/.config/hermes-sandbox/config.toml: cannot be read: permission denied"), "{text}");
+}
+
+#[test]
+fn a_route_says_more_than_a_host() {
+    let text = r#"schema = 1
+[[network.route]]
+host = "Bücher.example.test."
+[[network.route]]
+host = "*.BÜCHER.example.test"
+[[network.route]]
+host = "api.example.test"
+methods = ["GET", "POST"]
+paths = ["/v1/**"]
+max-body = "10MiB"
+secret = { name = "model", header = "Authorization", format = "Bearer {}" }
+upstream = "https://[2001:db8::1]:8443/inference/"
+addresses = ["10.1.0.0/16", "2001:db8::1"]
+rate = "60/m"
+"#;
+    let files = Memory::default().with("/p.toml", text);
+    let policy = policy(&request("/p.toml"), &files);
+    let Network::Routes(routes) = policy.network else { panic!() };
+    let hosts: Vec<_> = routes.iter().map(|route| route.host.as_str()).collect();
+    assert_eq!(hosts, ["*.xn--bcher-kva.example.test", "api.example.test", "xn--bcher-kva.example.test"]);
+    let rules = &routes[1].rules;
+    assert_eq!(
+        (rules.methods.join(" "), rules.paths.join(" "), rules.max_body),
+        ("GET POST".into(), "/v1/**".into(), Some(10 << 20))
+    );
+    let secret = rules.secret.as_ref().unwrap();
+    assert_eq!((secret.name.as_str(), secret.header.as_str(), secret.format.as_str()), ("model", "authorization", "Bearer {}"));
+    assert_eq!(rules.upstream.as_ref().unwrap().to_string(), "https://[2001:db8::1]:8443/inference");
+    assert!(rules.addresses[0].contains("10.1.255.255".parse().unwrap()));
+    assert!(!rules.addresses[0].contains("10.2.0.0".parse().unwrap()));
+    assert!(rules.needs_inspection() && !routes[0].rules.needs_inspection());
 }

@@ -150,6 +150,30 @@ fn routes_may_be_left_out() {
 }
 
 #[test]
+fn what_a_route_says_can_only_become_less() {
+    let base = "schema = 1\nincludes = [\"agent\"]\n[[network.route]]\nhost = \"*.example.test\"\n[[network.route]]\n\
+                host = \"api.example.test\"\nmethods = [\"GET\", \"POST\"]\nrate = \"60/m\"\n";
+    let files = |text: &str| trusted(text).profile("mine", base);
+    let request = request("mine");
+    let routes = |text: &str| match policy(&request, &files(text)).network {
+        Network::Routes(routes) => routes,
+        other => panic!("{other:?}"),
+    };
+    let less = routes("schema = 1\n[[network.route]]\nhost = \"api.example.test\"\nmethods = [\"GET\"]\nrate = \"30/m\"\n");
+    assert_eq!((less.len(), less[0].rules.methods.join(" ")), (1, "GET".into()));
+    assert_eq!(less[0].rules.rate.map(|rate| rate.count), Some(30));
+    let kept = routes("schema = 1\n[[network.route]]\nhost = \"api.example.test\"\n");
+    assert_eq!(kept[0].rules.methods.join(" "), "GET POST");
+    // Without its own route, the host would be reached by the wildcard's, which reads no requests.
+    let wide = routes("schema = 1\n[[network.route]]\nhost = \"*.example.test\"\n");
+    assert_eq!(wide.iter().map(|route| route.host.as_str()).collect::<Vec<_>>(), ["*.example.test", "api.example.test"]);
+    for text in ["methods = [\"PUT\"]", "upstream = \"https://x.test\"", "addresses = [\"10.0.0.1\"]"] {
+        let text = format!("schema = 1\n[[network.route]]\nhost = \"api.example.test\"\n{text}\n");
+        assert!(error(&request, &files(&text)).contains("network.route"), "{text}");
+    }
+}
+
+#[test]
 fn trust_survives_being_written() {
     let mut list = Trust::default();
     list.add(b"one", Path::new("/a b/\u{1}\\x"));

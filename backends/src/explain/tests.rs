@@ -230,8 +230,7 @@ fn hosts() {
     assert_eq!(connect(&policy, &landlock_plan(), "x.test", None).0, Verdict::Enforced(vec![Layer::Seccomp]));
     assert!(connect(&policy, &plan(), "127.0.0.1", Some(80)).1.notes[0].contains("sandbox's own"));
 
-    policy.network =
-        Network::Routes(vec![Route { host: "*.example.test".into(), ports: vec![443], origin: Origin::Builtin("agent".into()) }]);
+    policy.network = Network::Routes(vec![Route::new("*.example.test", [443], Origin::Builtin("agent".into()))]);
     assert!(connect(&policy, &plan(), "api.example.test", Some(443)).1.rule.is_some());
     assert!(connect(&policy, &plan(), "api.example.test", Some(22)).1.rule.is_none());
     assert!(connect(&policy, &plan(), "example.test", None).1.rule.is_none());

@@ -275,9 +275,8 @@ fn prepare_broker() -> Result<WaitingBroker, StepError> {
     let (ready, outcome) = mpsc::channel();
     let serve = move || {
         let Ok((listener, config)) = to_do.recv() else { return };
-        let made = keep_only(&[Capability::CAP_SYS_PTRACE])
-            .at(Step::Capabilities)
-            .and_then(|()| broker::Broker::new(listener, &config));
+        let made =
+            keep_only(&[Capability::CAP_SYS_PTRACE]).at(Step::Capabilities).and_then(|()| broker::Broker::new(listener, &config));
         match made {
             Ok(broker) => {
                 let _ = ready.send(Ok(()));

@@ -90,9 +90,7 @@ impl Source {
                     other => return other,
                 }
             },
-            Self::Terminal(master) => {
-                master.async_io(Interest::READABLE, |fd| Ok(nix::unistd::read(fd, buffer)?)).await
-            }
+            Self::Terminal(master) => master.async_io(Interest::READABLE, |fd| Ok(nix::unistd::read(fd, buffer)?)).await,
         }
     }
 

@@ -1,0 +1,85 @@
+//! Answers: our own refusals, and what is passed on from outside.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, UPGRADE};
+use http::{Response, StatusCode};
+use http_body_util::{BodyExt, Empty, Full};
+use hyper::body::{Frame, Incoming, SizeHint};
+
+use super::MARK;
+use super::target::end_to_end;
+use crate::reason::{Reason, Refusal};
+use crate::upstream::{Body, BodyError};
+
+/// A refusal, or a failure on the way, as HTTP.
+pub(crate) fn refusal(refusal: &Refusal) -> Response<Body> {
+    let json = serde_json::to_vec(refusal).unwrap_or_default();
+    let mut response = Response::new(Full::new(Bytes::from(json)).map_err(|never| match never {}).boxed_unsync());
+    *response.status_mut() = refusal.reason.status();
+    let mark = if refusal.reason.is_failure() { "failed" } else { "refused" };
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(MARK, HeaderValue::from_static(mark));
+    response
+}
+
+/// No body.
+pub(crate) fn empty(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
+    *response.status_mut() = status;
+    response
+}
+
+/// The answer of a server that goes on as WebSocket.
+pub(crate) fn switching(response: Response<Incoming>) -> Response<Body> {
+    let (mut parts, _) = response.into_parts();
+    clean(&mut parts.headers);
+    parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    parts.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    Response::from_parts(parts, Empty::new().map_err(|never| match never {}).boxed_unsync())
+}
+
+/// An answer from outside, each part as it comes; cut off when `revoked` comes.
+pub(crate) fn passed_on(response: Response<Incoming>, revoked: Revoked) -> Response<Body> {
+    let (mut parts, body) = response.into_parts();
+    clean(&mut parts.headers);
+    Response::from_parts(parts, Guarded { body, revoked }.boxed_unsync())
+}
+
+fn clean(headers: &mut http::HeaderMap) {
+    end_to_end(headers);
+    headers.remove(MARK);
+    // RFC 7838: an invitation to another host, port or protocol, which is not reached from inside.
+    headers.remove(HeaderName::from_static("alt-svc"));
+}
+
+/// Comes when the rules no longer allow it.
+pub(crate) type Revoked = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+struct Guarded {
+    body: Incoming,
+    revoked: Revoked,
+}
+
+impl hyper::body::Body for Guarded {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if self.revoked.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Some(Err(Reason::Revoked.into())));
+        }
+        Pin::new(&mut self.body).poll_frame(cx).map_err(Into::into)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
