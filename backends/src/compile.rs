@@ -3,6 +3,7 @@
 pub mod files;
 pub mod losses;
 pub mod mounts;
+pub mod network;
 pub mod shadow;
 
 use std::path::{Path, PathBuf};
@@ -198,8 +199,10 @@ fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tie
         (_, Tier::Landlock) => NetworkPlan::NoSockets,
     };
     let upper = |path: &Path| choices.upper(policy, survey, host, path);
+    let gateway = network::gateway(policy, tier);
+    let files = gateway.as_ref().map(|gateway| network::files(gateway, &view, survey)).unwrap_or_default();
     let mounts = match tier {
-        Tier::Namespaces => mounts::mounts(policy, &view, &upper),
+        Tier::Namespaces => mounts::mounts(policy, &view, &upper, files),
         Tier::Landlock => Vec::new(),
     };
     let paths = match tier {
@@ -223,6 +226,8 @@ fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tie
             deny_ipc: tier == Tier::Landlock,
         },
         network,
+        gateway,
+        connect: Vec::new(),
         limits: limits(&policy.limits, host, tier),
         mounts,
         lost: Vec::new(),

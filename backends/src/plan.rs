@@ -1,6 +1,7 @@
 //! What will be done: the output of [`crate::compile`], serialisable and printable.
 
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use hermes_profiles::{Guarantee, ospath};
@@ -35,6 +36,10 @@ pub struct Plan {
     pub seccomp: SeccompPlan,
     /// The network.
     pub network: NetworkPlan,
+    /// The mediated way out; `None` where there is none.
+    pub gateway: Option<GatewayPlan>,
+    /// Ports of the host's loopback that are open on the sandbox's own.
+    pub connect: Vec<u16>,
     /// Host sockets that may be connected to, resolved.
     #[serde(with = "ospath::list")]
     pub unix_connect: Vec<PathBuf>,
@@ -113,6 +118,20 @@ pub enum Layer {
     Kept(Source),
 }
 
+/// What a [`MountStep::File`] holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Content {
+    /// This.
+    Text(String),
+    /// The names of this machine and no others, hosts(5).
+    Hosts,
+    /// The certificates that the sandbox trusts, PEM.
+    Certificates,
+    /// The same as Java reads them, PKCS #12.
+    JavaCertificates,
+}
+
 /// One step of building the file system. Targets are absolute paths as seen inside.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -169,6 +188,14 @@ pub enum MountStep {
         /// Directory or file?
         directory: bool,
     },
+    /// A read-only file of the sandbox's own, over what is there.
+    File {
+        /// Where.
+        #[serde(with = "ospath")]
+        target: PathBuf,
+        /// What it holds.
+        content: Content,
+    },
     /// A directory in a file system of the sandbox's own.
     Directory {
         /// Where.
@@ -215,6 +242,7 @@ impl MountStep {
             | Self::Bind { target, .. }
             | Self::Overlay { target, .. }
             | Self::Mask { target, .. }
+            | Self::File { target, .. }
             | Self::Directory { target, .. }
             | Self::Symlink { target, .. }
             | Self::Alias { target, .. } => target,
@@ -296,6 +324,22 @@ pub enum NetworkPlan {
     NoSockets,
     /// The host's.
     Host,
+}
+
+/// The sandbox's own address, where it has a gateway.
+pub const SANDBOX_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
+/// The gateway's, where the proxy listens and names are resolved. Both are of a block that nobody routes (RFC 2544).
+pub const GATEWAY_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+
+/// A mediated way out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GatewayPlan {
+    /// Ports that routes lead to, ascending. All others are refused at once.
+    pub ports: Vec<u16>,
+    /// Where the explicit proxy listens.
+    pub proxy: u16,
+    /// Are requests read somewhere? Then the sandbox must trust the proxy's own certificates.
+    pub inspects: bool,
 }
 
 /// Limits and by what they are enforced.

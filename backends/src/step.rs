@@ -52,6 +52,8 @@ pub enum Step {
     Pivot,
     /// Bring up the loopback interface.
     Loopback,
+    /// Make the gateway of the network, and its listeners.
+    Gateway,
     /// Set resource limits.
     Limits,
     /// Join the control group.
@@ -100,6 +102,7 @@ impl Step {
             Self::Devices => "build /dev",
             Self::Pivot => "change to the new root",
             Self::Loopback => "bring up the loopback interface",
+            Self::Gateway => "make the network that leads to the proxy",
             Self::Limits => "set resource limits",
             Self::Cgroup => "join the control group",
             Self::Landlock => "enforce Landlock",

@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::local::sys::fd::received;
-use crate::plan::{LandlockPlan, MountStep, NetworkPlan, Tier};
+use crate::plan::{GatewayPlan, LandlockPlan, MountStep, NetworkPlan, Tier};
 use crate::step::{StepError, errno_of};
 
 /// Longest datagram, in bytes; longer messages go by memory file. Well below the default socket buffer (212992).
@@ -45,6 +45,8 @@ pub enum Request {
     Cover(Vec<Cover>),
     /// Start a job. Descriptors: one per `Stdio::Handed` in order.
     Spawn(Box<Spawn>),
+    /// Make a TCP socket in the sandbox's network; answered by [`Event::Socket`].
+    Socket,
     /// Answered by [`Event::Ready`] when all that was asked before is done.
     Ready,
     /// Open a pseudo-terminal for the next job; answered by [`Event::Terminal`].
@@ -88,6 +90,12 @@ pub struct Setup {
     pub notify: bool,
     /// The network.
     pub network: NetworkPlan,
+    /// The mediated way out.
+    pub gateway: Option<GatewayPlan>,
+    /// Ports of the sandbox's loopback to listen on for the supervisor.
+    pub connect: Vec<u16>,
+    /// What [`Content::Certificates`](crate::plan::Content) and its like stand for.
+    pub certificates: Certificates,
     /// Host sockets that may be connected to.
     #[serde(with = "ospath::list")]
     pub unix_connect: Vec<PathBuf>,
@@ -95,6 +103,30 @@ pub struct Setup {
     pub processes: Option<u64>,
     /// Bytes at which the watchdog kills.
     pub memory_watchdog: Option<u64>,
+}
+
+/// The certificates that a sandbox is to trust, in the forms that programs read; empty where no step asks for them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Certificates {
+    /// PEM.
+    pub pem: Bytes,
+    /// PKCS #12.
+    pub java: Bytes,
+}
+
+/// A socket that was made inside, for the supervisor to accept on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Listener {
+    /// Connections to any address on this port.
+    Transparent(u16),
+    /// The explicit proxy.
+    Proxy,
+    /// Queries for names.
+    DnsUdp,
+    /// The same over TCP.
+    DnsTcp,
+    /// The sandbox's own loopback, for this port of the host's.
+    Loopback(u16),
 }
 
 /// A mount over a name in a host tree. All paths are as seen inside and lead through no symlink.
@@ -211,6 +243,10 @@ pub enum Event {
     Terminal,
     /// A pseudo-terminal could not be opened.
     TerminalFailed(StepError),
+    /// The network stands; a descriptor each, in order.
+    Listening(Vec<Listener>),
+    /// A socket comes as a descriptor; none does when none could be made.
+    Socket,
     /// The names are covered, but for these: index in the request and why not.
     Covered {
         /// Empty when all are.

@@ -14,7 +14,7 @@ use hermes_backends::closure::DEFAULT_PATH;
 use hermes_backends::limits::cgroup::Cgroup;
 use hermes_backends::local::Sandbox;
 use hermes_backends::plan::Tier;
-use hermes_backends::wire::{Ends, Event, Spawn, Stdio};
+use hermes_backends::wire::{Certificates, Ends, Event, Spawn, Stdio};
 use hermes_profiles::{Files, Overrides, Request};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -132,7 +132,7 @@ impl Confined {
             fcntl(ours, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(|errno| pipe(errno.into()))?;
         }
         let setup = |error: hermes_backends::step::StepError| Error::setup(error.to_string());
-        let sandbox = Sandbox::start(&plan, &[], &procs, &[]).map_err(setup)?;
+        let sandbox = Sandbox::start(&plan, &[], (&procs, &[]), Certificates::default()).map_err(setup)?;
         let path = caller.variable("PATH").unwrap_or(OsStr::new(DEFAULT_PATH));
         let tmpdir: (&str, &OsStr) = ("TMPDIR", OsStr::new("/tmp"));
         let redirects = plan.redirects.iter().map(|redirect| (redirect.name.as_str(), redirect.directory.as_os_str()));

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use hermes_backends::compile::files::paths_of;
 use hermes_backends::compile::mounts::MARKER;
+use hermes_backends::compile::network::{self, variables};
 use hermes_backends::compile::shadow::Shadow;
 use hermes_backends::compile::{Choices, Kept, compile as compile_plan};
 use hermes_backends::host::Host;
@@ -24,10 +25,11 @@ use crate::args::{PolicyArgs, TierArg};
 use crate::error::{Error, Kind};
 use crate::events::{Event, Log};
 use crate::guard::{self, Guards};
+use crate::network::WayOut;
 use crate::output;
 use crate::prepare::Prepared;
 use crate::request;
-use crate::supervise;
+use crate::supervise::{self, Along};
 
 /// Does the first argument ask for [`init`]?
 pub(crate) fn is_init(argument: &OsStr) -> bool {
@@ -76,7 +78,8 @@ pub(crate) fn survey(policy: &Policy) -> Survey {
         Some(home) => [".config", ".cache", ".local/share"].iter().map(|below| home.join(below)).chain([home.clone()]).collect(),
         None => Vec::new(),
     };
-    hermes_backends::survey::survey(paths_of(policy), &hubs)
+    let network = if network::routes(policy).is_empty() { Vec::new() } else { network::paths() };
+    hermes_backends::survey::survey(paths_of(policy).into_iter().chain(network.iter().map(Path::new)), &hubs)
 }
 
 /// Adds what `paths` are to a survey.
@@ -129,8 +132,10 @@ pub(crate) fn run(
     let group = group(&prepared.plan, &prepared.host)?;
     let procs: Vec<_> = group.iter().flat_map(Cgroup::procs).collect();
     let environment = environment(&prepared);
-    let outcome = supervise::run(&prepared.plan, &command, environment, (&procs, held), guards.as_mut(), log);
-    leave(group.as_ref(), guards, log)?;
+    let mut way_out = WayOut::new(&prepared.policy, &prepared.plan, &prepared.caller, log)?;
+    let along = Along { cgroups: &procs, held, guards: guards.as_mut(), way_out: way_out.as_mut() };
+    let outcome = supervise::run(&prepared.plan, &command, environment, along, log);
+    leave(group.as_ref(), guards, way_out, log)?;
     if outcome.as_ref().is_err_and(|error| error.kind == Kind::Setup)
         && let Some(dir) = request::cache_dir(&prepared.caller)
     {
@@ -156,15 +161,23 @@ pub(crate) fn environment_for(
 }
 
 fn redirected(prepared: &Prepared, mut environment: Vec<(OsString, OsString)>) -> Vec<(OsString, OsString)> {
-    for redirect in &prepared.plan.redirects {
-        environment.retain(|(name, _)| *name != *redirect.name);
-        environment.push((redirect.name.clone().into(), redirect.directory.clone().into()));
+    let redirects = prepared.plan.redirects.iter();
+    let redirects = redirects.map(|redirect| (OsString::from(&redirect.name), OsString::from(&redirect.directory)));
+    // What the policy sets by name is meant.
+    let set = &prepared.policy.environment.set;
+    let network = prepared.plan.gateway.iter().flat_map(variables).filter(|(name, _)| !set.contains_key(name));
+    for (name, value) in redirects.chain(network.map(|(name, value)| (name.into(), value.into()))) {
+        environment.retain(|(known, _)| *known != name);
+        environment.push((name, value));
     }
     environment
 }
 
 /// What is to be done and told when everything in a sandbox has ended.
-fn leave(group: Option<&Cgroup>, guards: Option<Guards>, log: &mut Log) -> Result<(), Error> {
+fn leave(group: Option<&Cgroup>, guards: Option<Guards>, way_out: Option<WayOut>, log: &mut Log) -> Result<(), Error> {
+    if let Some(way_out) = way_out {
+        way_out.tell();
+    }
     if let Some(group) = group {
         tell_limits(group, log)?;
     }
@@ -181,25 +194,33 @@ pub(crate) struct Opened {
     pub(crate) environment: Vec<(OsString, OsString)>,
     /// Above all: dropped when nothing is left in it.
     group: Option<Cgroup>,
+    way_out: Option<WayOut>,
 }
 
 /// Starts a sandbox and waits until it stands. It keeps `held` open until it has ended.
-pub(crate) fn open(prepared: &Prepared, held: &[BorrowedFd<'_>], guards: Option<&mut Guards>) -> Result<Opened, Error> {
+pub(crate) fn open(
+    prepared: &Prepared,
+    held: &[BorrowedFd<'_>],
+    guards: Option<&mut Guards>,
+    log: &Log,
+) -> Result<Opened, Error> {
     let group = group(&prepared.plan, &prepared.host)?;
     let procs: Vec<_> = group.iter().flat_map(Cgroup::procs).collect();
-    let sandbox = supervise::open(&prepared.plan, (&procs, held), guards)?;
-    Ok(Opened { sandbox, environment: environment(prepared), group })
+    let mut way_out = WayOut::new(&prepared.policy, &prepared.plan, &prepared.caller, log)?;
+    let along = Along { cgroups: &procs, held, guards, way_out: way_out.as_mut() };
+    let sandbox = supervise::open(&prepared.plan, along)?;
+    Ok(Opened { sandbox, environment: environment(prepared), group, way_out })
 }
 
 /// Everything in the sandbox of a session has ended.
-pub(crate) fn close(group: Option<Cgroup>, guards: Option<Guards>, log: &mut Log) -> Result<(), Error> {
-    leave(group.as_ref(), guards, log)
+pub(crate) fn close(group: Option<Cgroup>, guards: Option<Guards>, way_out: Option<WayOut>, log: &mut Log) -> Result<(), Error> {
+    leave(group.as_ref(), guards, way_out, log)
 }
 
 impl Opened {
     /// The sandbox, what its jobs get, and what outlives it.
-    pub(crate) fn parts(self) -> (Sandbox, Vec<(OsString, OsString)>, Option<Cgroup>) {
-        (self.sandbox, self.environment, self.group)
+    pub(crate) fn parts(self) -> (Sandbox, Vec<(OsString, OsString)>, Option<Cgroup>, Option<WayOut>) {
+        (self.sandbox, self.environment, self.group, self.way_out)
     }
 }
 

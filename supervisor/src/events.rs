@@ -73,12 +73,12 @@ impl Event<'_> {
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct Line<'a, E> {
     v: u32,
     /// Milliseconds since 1970.
     time: u64,
     #[serde(flatten)]
-    event: &'a Event<'a>,
+    event: &'a E,
 }
 
 /// Where events go; nowhere unless asked for.
@@ -116,8 +116,14 @@ impl Log {
         self.file.is_some()
     }
 
+    /// Another hand on the same file, for another thread: every line is one write.
+    pub(crate) fn another(&self) -> Result<Self, Error> {
+        let copy = self.file.as_ref().map(File::try_clone).transpose();
+        Ok(Self { file: copy.map_err(|e| Error::setup(format!("cannot copy the descriptor of the events: {e}")))? })
+    }
+
     /// Writes one event. Before the start an error must stop it; later it can only be told.
-    pub(crate) fn write(&mut self, event: &Event<'_>) -> Result<(), Error> {
+    pub(crate) fn write(&mut self, event: &impl Serialize) -> Result<(), Error> {
         let Some(file) = &mut self.file else { return Ok(()) };
         file.write_all(&line(event, clock::milliseconds())?).map_err(|e| Error::setup(format!("cannot write an event: {e}")))
     }
@@ -133,7 +139,7 @@ impl Log {
     }
 }
 
-fn line(event: &Event<'_>, time: u64) -> Result<Vec<u8>, Error> {
+fn line(event: &impl Serialize, time: u64) -> Result<Vec<u8>, Error> {
     let mut line = serde_json::to_vec(&Line { v: VERSION, time, event })
         .map_err(|e| Error::setup(format!("cannot express an event as JSON: {e}")))?;
     line.push(b'\n');

@@ -16,6 +16,7 @@ mod fresh;
 mod guard;
 mod guard_rules;
 mod needs;
+mod network;
 mod output;
 mod pages;
 mod plan;

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use hermes_backends::plan::{
-    Enforcer, Identity, Layer, LimitsPlan, Lost, MountStep, NetworkPlan, PathRights, Plan, SeccompPlan, Tier,
+    Content, Enforcer, Identity, Layer, LimitsPlan, Lost, MountStep, NetworkPlan, PathRights, Plan, SeccompPlan, Tier,
 };
 use hermes_profiles::environment::Environment;
 use hermes_profiles::{Network, Policy};
@@ -196,6 +196,7 @@ fn mount_words(step: &MountStep) -> Option<(&'static str, String)> {
             ("copy", format!("{whereto}{hidden}"))
         }
         MountStep::Mask { .. } => ("hidden", String::new()),
+        MountStep::File { content, .. } => ("own", content_words(content).into()),
         MountStep::Alias { of, .. } => ("also", path(of)),
         MountStep::Symlink { to, .. } => ("link", format!("to {}", path(to))),
         MountStep::Proc => ("private", "its own processes only".into()),
@@ -203,6 +204,14 @@ fn mount_words(step: &MountStep) -> Option<(&'static str, String)> {
         // Scaffolding between the mounts.
         MountStep::Private { .. } | MountStep::Directory { .. } | MountStep::Pin { .. } => return None,
     })
+}
+
+fn content_words(content: &Content) -> &'static str {
+    match content {
+        Content::Text(_) => "names are resolved by the sandbox's rules",
+        Content::Hosts => "this machine's own names only",
+        Content::Certificates | Content::JavaCertificates => "the system's certificates and the sandbox's own",
+    }
 }
 
 fn rights_word(rights: PathRights) -> &'static str {

@@ -62,6 +62,8 @@ pub(crate) fn plan() -> Plan {
             deny_ipc: false,
         },
         network: NetworkPlan::Private,
+        gateway: None,
+        connect: Vec::new(),
         unix_connect: Vec::new(),
         limits: LimitsPlan {
             memory: Some(3 << 29),

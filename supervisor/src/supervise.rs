@@ -4,7 +4,7 @@
 //! none is faster.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,7 @@ use crate::clock;
 use crate::error::{Error, Kind};
 use crate::events::{Event, Log};
 use crate::guard::Guards;
+use crate::network::WayOut;
 use crate::output;
 use crate::stdio::{self, Descriptor};
 use crate::terminal::{Relay, Typed};
@@ -55,13 +56,49 @@ const FORWARDED: &[Signal] = &[
     Signal::SIGTTOU,
 ];
 
-/// Runs `command` and returns its exit status. Init joins `cgroups` and keeps `held` open.
+/// What goes along with a sandbox.
+pub(crate) struct Along<'a> {
+    /// Init joins these.
+    pub(crate) cgroups: &'a [BorrowedFd<'a>],
+    /// Init keeps these open.
+    pub(crate) held: &'a [BorrowedFd<'a>],
+    pub(crate) guards: Option<&'a mut Guards>,
+    pub(crate) way_out: Option<&'a mut WayOut>,
+}
+
+impl Along<'_> {
+    fn start(&mut self, plan: &Plan, handed: &[HandedFd<'_>], command: &[OsString]) -> Result<Sandbox, Error> {
+        let certificates = self.way_out.as_ref().map(|way_out| way_out.certificates()).transpose()?.unwrap_or_default();
+        let to_error = |error: StepError| failed(&error, command);
+        let sandbox = Sandbox::start(plan, handed, (self.cgroups, self.held), certificates).map_err(to_error)?;
+        if let Some(guards) = &mut self.guards {
+            // Beside the set-up, and before the first process.
+            let covers = guards.take_baseline(sandbox.init().as_raw())?;
+            if !covers.is_empty() {
+                sandbox.cover(covers).map_err(to_error)?;
+            }
+        }
+        Ok(sandbox)
+    }
+
+    /// Takes what init says about what goes along; false for anything else.
+    fn hear(&mut self, event: &Answer, fds: &mut Vec<OwnedFd>) -> Result<bool, Error> {
+        match (event, &mut self.guards, &mut self.way_out) {
+            (Answer::Covered { failed }, Some(guards), _) => guards.covered(failed)?,
+            (Answer::Listening(kinds), _, Some(way_out)) => way_out.serve(kinds, std::mem::take(fds))?,
+            (Answer::Covered { .. } | Answer::Listening(_), ..) => {}
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+/// Runs `command` and returns its exit status.
 pub(crate) fn run(
     plan: &Plan,
     command: &[OsString],
     environment: Vec<(OsString, OsString)>,
-    (cgroups, held): (&[BorrowedFd<'_>], &[BorrowedFd<'_>]),
-    mut guards: Option<&mut Guards>,
+    mut along: Along<'_>,
     log: &mut Log,
 ) -> Result<u8, Error> {
     let descriptors = stdio::look()?;
@@ -85,14 +122,7 @@ pub(crate) fn run(
         .map(|(fd, descriptor)| HandedFd { fd: fd.as_fd(), opened: descriptor.opened })
         .collect();
     let to_error = |error: StepError| failed(&error, command);
-    let sandbox = Sandbox::start(plan, &handed, cgroups, held).map_err(to_error)?;
-    if let Some(guards) = &mut guards {
-        // Beside the set-up, and before the first process.
-        let covers = guards.take_baseline(sandbox.init().as_raw())?;
-        if !covers.is_empty() {
-            sandbox.cover(covers).map_err(to_error)?;
-        }
-    }
+    let sandbox = along.start(plan, &handed, command)?;
     let terminal = descriptors.iter().any(|descriptor| descriptor.kind == Stdio::Terminal);
     let spawn = spawn(plan, command, environment, &descriptors);
     let passed: Vec<BorrowedFd<'_>> =
@@ -100,20 +130,21 @@ pub(crate) fn run(
     let mut relay = None;
     if terminal {
         sandbox.request(&Request::OpenTerminal, &[]).map_err(to_error)?;
-        relay = Some(open_terminal(&sandbox, command, &mut guards)?);
+        relay = Some(open_terminal(&sandbox, command, &mut along)?);
     }
-    if !held.is_empty() {
+    if !along.held.is_empty() {
         clock::await_tick();
     }
     sandbox.spawn(spawn, &passed).map_err(to_error)?;
     drop(passed);
+    let waits = !(along.cgroups.is_empty() && along.held.is_empty());
     let mut session = Session {
         plan,
         command,
         sandbox,
         signals,
         relay,
-        guards,
+        along,
         log,
         deadline: Some((Instant::now() + START, Due::Start)),
         interrupted: None,
@@ -122,63 +153,49 @@ pub(crate) fn run(
         timed_out: false,
     };
     let status = session.wait()?;
-    if cgroups.is_empty() && held.is_empty() {
-        session.sandbox.release();
-    } else {
+    if waits {
         // The control group can only be removed when init has left it, and what it holds is only free then.
         session.sandbox.wait();
+    } else {
+        session.sandbox.release();
     }
     Ok(status)
 }
 
 /// Starts a sandbox without a command and waits until it stands.
-pub(crate) fn open(
-    plan: &Plan,
-    (cgroups, held): (&[BorrowedFd<'_>], &[BorrowedFd<'_>]),
-    mut guards: Option<&mut Guards>,
-) -> Result<Sandbox, Error> {
+pub(crate) fn open(plan: &Plan, mut along: Along<'_>) -> Result<Sandbox, Error> {
     let to_error = |error: StepError| failed(&error, &[]);
-    let sandbox = Sandbox::start(plan, &[], cgroups, held).map_err(to_error)?;
-    if let Some(guards) = &mut guards {
-        let covers = guards.take_baseline(sandbox.init().as_raw())?;
-        if !covers.is_empty() {
-            sandbox.cover(covers).map_err(to_error)?;
-        }
-    }
-    if !held.is_empty() {
+    let sandbox = along.start(plan, &[], &[])?;
+    if !along.held.is_empty() {
         clock::await_tick();
     }
     sandbox.request(&Request::Ready, &[]).map_err(to_error)?;
     loop {
         match sandbox.event().map_err(to_error)? {
             Some((Answer::Ready, _)) => return Ok(sandbox),
-            Some((Answer::Covered { failed }, _)) => {
-                if let Some(guards) = &mut guards {
-                    guards.covered(&failed)?;
-                }
-            }
             Some((Answer::SetupFailed(error), _)) => return Err(to_error(error)),
-            Some(_) => {}
+            Some((event, mut fds)) => drop(along.hear(&event, &mut fds)?),
             None => return Err(Error::setup("the sandbox's init ended before the sandbox stood")),
         }
     }
 }
 
-fn open_terminal(sandbox: &Sandbox, command: &[OsString], guards: &mut Option<&mut Guards>) -> Result<Relay, Error> {
+fn open_terminal(sandbox: &Sandbox, command: &[OsString], along: &mut Along<'_>) -> Result<Relay, Error> {
     let lost = || Error::setup("the sandbox's init ended before it opened a terminal");
-    match sandbox.event().map_err(|error| failed(&error, command))? {
-        Some((Answer::Covered { failed }, _)) => {
-            if let Some(guards) = guards {
-                guards.covered(&failed)?;
+    loop {
+        match sandbox.event().map_err(|error| failed(&error, command))? {
+            Some((Answer::Terminal, mut fds)) => {
+                let master = fds.pop().ok_or_else(lost)?;
+                return Relay::new(master).map_err(|errno| failed(&StepError::new(Step::Terminal, errno), command));
             }
-            open_terminal(sandbox, command, guards)
+            Some((Answer::SetupFailed(error) | Answer::TerminalFailed(error), _)) => return Err(failed(&error, command)),
+            Some((event, mut fds)) => {
+                if !along.hear(&event, &mut fds)? {
+                    return Err(lost());
+                }
+            }
+            None => return Err(lost()),
         }
-        Some((Answer::Terminal, mut fds)) => {
-            let master = fds.pop().ok_or_else(lost)?;
-            Relay::new(master).map_err(|errno| failed(&StepError::new(Step::Terminal, errno), command))
-        }
-        Some((Answer::SetupFailed(error) | Answer::TerminalFailed(error), _)) => Err(failed(&error, command)),
-        _ => Err(lost()),
     }
 }
 
@@ -230,7 +247,7 @@ struct Session<'a> {
     sandbox: Sandbox,
     signals: SignalFd,
     relay: Option<Relay>,
-    guards: Option<&'a mut Guards>,
+    along: Along<'a>,
     log: &'a mut Log,
     deadline: Option<(Instant, Due)>,
     interrupted: Option<Instant>,
@@ -275,7 +292,7 @@ impl Session<'_> {
     }
 
     fn look_after_files(&mut self) -> Result<(), Error> {
-        let Some(guards) = &mut self.guards else { return Ok(()) };
+        let Some(guards) = &mut self.along.guards else { return Ok(()) };
         for covers in guards.tick()? {
             self.sandbox.cover(covers).map_err(|error| failed(&error, self.command))?;
         }
@@ -284,8 +301,8 @@ impl Session<'_> {
 
     /// Waits for something to do: (event, signal, output of the job, input for it).
     fn poll(&self) -> Result<(bool, bool, bool, bool), Error> {
-        let watched = self.guards.as_ref().and_then(|guards| guards.events());
-        let looks = self.guards.as_ref().and_then(|guards| guards.deadline());
+        let watched = self.along.guards.as_ref().and_then(|guards| guards.events());
+        let looks = self.along.guards.as_ref().and_then(|guards| guards.deadline());
         let next = self.deadline.map(|(at, _)| at).into_iter().chain(self.suspend).chain(looks).min();
         let timeout = next.map_or(PollTimeout::NONE, |at| {
             PollTimeout::try_from(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
@@ -357,13 +374,11 @@ impl Session<'_> {
                 self.log.write(&Event::LimitHit { limit: "memory".into() })?;
                 Ok(None)
             }
-            Some((Answer::Covered { failed }, _)) => {
-                if let Some(guards) = &mut self.guards {
-                    guards.covered(&failed)?;
-                }
+            Some((event @ (Answer::Covered { .. } | Answer::Listening(_)), mut fds)) => {
+                self.along.hear(&event, &mut fds)?;
                 Ok(None)
             }
-            Some((Answer::Ready | Answer::Terminal | Answer::TerminalFailed(_), _)) => Ok(None),
+            Some((Answer::Ready | Answer::Terminal | Answer::TerminalFailed(_) | Answer::Socket, _)) => Ok(None),
         }
     }
 

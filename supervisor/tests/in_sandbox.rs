@@ -27,6 +27,8 @@ mod fresh;
 mod guard;
 #[path = "../src/needs.rs"]
 mod needs;
+#[path = "../src/network/mod.rs"]
+mod network;
 #[path = "../src/output.rs"]
 mod output;
 #[path = "../src/prepare.rs"]

@@ -6,6 +6,7 @@ use hermes_profiles::{Access, Guarantee, Network, Policy, ospath};
 use nix::errno::Errno;
 
 use super::files::{Grant, View};
+use super::network::{MOST_PORTS, routes};
 use super::{Choices, wanted};
 use crate::host::{CgroupAccess, Host, Probe, UsernsCause};
 use crate::plan::{Enforcer, Lost, NetworkPlan, Plan, Tier};
@@ -253,11 +254,18 @@ fn unkept(losses: &mut Losses<'_>, view: &View) {
 }
 
 fn network(losses: &mut Losses<'_>, plan: &Plan) {
-    if matches!(&losses.policy.network, Network::Routes(routes) if !routes.is_empty()) {
+    if !routes(losses.policy).is_empty() && plan.gateway.is_none() {
         losses.lose(
             Guarantee::NetworkMediated,
-            "routes need the egress proxy, which this version does not have",
-            "use --net off, or --net host to give up mediation",
+            "routes need a network namespace, and this tier has none",
+            "use --net off; or a kernel with user and network namespaces",
+        );
+    }
+    if let Some(gateway) = plan.gateway.as_ref().filter(|gateway| gateway.ports.len() > MOST_PORTS) {
+        losses.lose(
+            Guarantee::NetworkMediated,
+            format!("routes lead to {} ports, and there are at most {MOST_PORTS}", gateway.ports.len()),
+            "name fewer ports",
         );
     }
     if plan.network == NetworkPlan::Host && losses.policy.network != Network::Host {

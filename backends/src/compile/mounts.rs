@@ -8,7 +8,7 @@ use hermes_profiles::{Access, Policy};
 
 use super::files::View;
 use super::rule;
-use crate::plan::{Layer, MountStep, PathRights, PathRule, Redirect, Tier};
+use crate::plan::{Content, Layer, MountStep, PathRights, PathRule, Redirect, Tier};
 use crate::survey::Kind;
 
 /// Tells a nested hermes-sandbox where it is.
@@ -45,7 +45,7 @@ pub fn redirects(view: &View, upper: Upper<'_>, tier: Tier, scratch: Option<&Pat
 }
 
 /// The mount steps of the namespaces tier, outer paths first.
-pub fn mounts(policy: &Policy, view: &View, upper: Upper<'_>) -> Vec<MountStep> {
+pub fn mounts(policy: &Policy, view: &View, upper: Upper<'_>, files: Vec<(PathBuf, Content)>) -> Vec<MountStep> {
     let mut steps: BTreeMap<PathBuf, MountStep> = BTreeMap::new();
     for (target, mode, writable) in view.own.iter().cloned() {
         steps.insert(target.clone(), MountStep::Private { target, mode, writable });
@@ -95,6 +95,9 @@ pub fn mounts(policy: &Policy, view: &View, upper: Upper<'_>) -> Vec<MountStep> 
             steps.insert(target.clone(), MountStep::Mask { target, directory: kind == Kind::Directory });
         }
     }
+    for (target, content) in files {
+        steps.insert(target.clone(), MountStep::File { target, content });
+    }
     for target in pins(&steps) {
         steps.insert(target.clone(), MountStep::Pin { target });
     }
@@ -117,7 +120,10 @@ pub fn mounts(policy: &Policy, view: &View, upper: Upper<'_>) -> Vec<MountStep> 
 /// would go with them and leave its name to whatever is made there.
 fn pins(steps: &BTreeMap<PathBuf, MountStep>) -> Vec<PathBuf> {
     let lessens = |step: &MountStep| {
-        matches!(step, MountStep::Mask { .. } | MountStep::Overlay { .. } | MountStep::Bind { writable: false, .. })
+        matches!(
+            step,
+            MountStep::Mask { .. } | MountStep::File { .. } | MountStep::Overlay { .. } | MountStep::Bind { writable: false, .. }
+        )
     };
     let mut pins = Vec::new();
     for (target, _) in steps.iter().filter(|(_, step)| lessens(step)) {
@@ -139,7 +145,7 @@ pub fn rules_inside(mounts: &[MountStep]) -> Vec<PathRule> {
                 PathRights::Write
             }
             MountStep::Bind { device: true, .. } => PathRights::Device,
-            MountStep::Bind { .. } => PathRights::Read,
+            MountStep::Bind { .. } | MountStep::File { .. } => PathRights::Read,
             _ => continue,
         };
         rules.push(rule(step.target(), rights));

@@ -91,6 +91,8 @@ fn plan() -> Plan {
             deny_ipc: false,
         },
         network: NetworkPlan::Private,
+        gateway: None,
+        connect: Vec::new(),
         unix_connect: Vec::new(),
         limits: LimitsPlan {
             memory: None,

@@ -31,7 +31,7 @@ use nix::unistd::{Pid, getppid, setsid};
 use super::jobs::Jobs;
 use super::landlock::{Handed, keep_signals_in};
 use super::spawner::{Confinement, Spawner};
-use super::{broker, cover, root, spawner, sys, tree};
+use super::{broker, cover, gateway, root, spawner, sys, tree};
 use crate::limits::watchdog;
 use crate::plan::{MountStep, NetworkPlan, Tier};
 use crate::step::{At, Step, StepError};
@@ -92,7 +92,8 @@ fn serve_namespaces(setup: Setup, mut fds: Vec<OwnedFd>, channel: &Arc<Channel>)
     // Locks above all: they are free when the last process of the sandbox is gone, and not before.
     let (handed, _held) = split_handed(&setup, &mut fds)?;
     let trees = setup.trees.iter().map(|&index| index as usize).zip(fds).collect();
-    let private_devices = root::enter(&setup.mounts, setup.scratch, trees)?;
+    tell_listeners(&setup, channel)?;
+    let private_devices = root::enter(&setup, trees)?;
     let confinement = confinement(&setup, handed, true);
     let (spawner, desk) = spawner::pair();
     let (tasks, to_do) = mpsc::channel::<Task>();
@@ -152,11 +153,30 @@ fn first_job(channel: &Channel, mut jobs: Jobs, cover: impl Fn(Vec<Cover>) -> bo
                     return None;
                 }
             }
+            Ok(Some((Request::Socket, _))) => give_socket(channel),
             Ok(Some((Request::Ready, _))) => drop(channel.send(&Event::Ready, &[])),
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => return None,
         }
     }
+}
+
+fn give_socket(channel: &Channel) {
+    let made = gateway::unconnected().ok();
+    let _ = channel.send(&Event::Socket, &made.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+}
+
+/// Makes the sockets that the supervisor serves the sandbox on, and hands them out.
+fn tell_listeners(setup: &Setup, channel: &Channel) -> Result<(), StepError> {
+    let mut all = gateway::loopback(&setup.connect)?;
+    if let Some(plan) = &setup.gateway {
+        all.extend(gateway::make(plan)?);
+    }
+    if all.is_empty() {
+        return Ok(());
+    }
+    let (kinds, fds): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+    channel.send(&Event::Listening(kinds), &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>()).at(Step::Gateway)
 }
 
 /// Covers names with the right to mount, which the keeper holds for no longer.
@@ -362,6 +382,7 @@ impl Init {
             Request::Cover(_) if self.tier == Tier::Landlock => {}
             Request::Cover(covers) => cover_names(channel, &covers),
             Request::Ready => drop(channel.send(&Event::Ready, &[])),
+            Request::Socket => give_socket(channel),
             Request::Spawn(spawn) => {
                 let named = (spawn.job, spawn.ends);
                 let started = self.spawn(*spawn, fds);

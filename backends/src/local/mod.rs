@@ -5,6 +5,7 @@
 
 pub mod broker;
 mod cover;
+mod gateway;
 mod idmap;
 pub mod init;
 mod jobs;
@@ -28,7 +29,7 @@ use nix::unistd::Pid;
 
 use crate::plan::{Enforcer, MountStep, NetworkPlan, Plan, Tier};
 use crate::step::{At, Step, StepError};
-use crate::wire::{Channel, Cover, Event, JobId, Opened, Request, Setup, Spawn};
+use crate::wire::{Certificates, Channel, Cover, Event, JobId, Opened, Request, Setup, Spawn};
 use sys::process::{InitSpec, OneUser, spawn_init};
 
 /// First argument that makes the program act as init.
@@ -42,7 +43,8 @@ const INIT_CAPABILITIES: &[u32] = &[
     4,  // FSETID
     5,  // KILL: the watchdog and kill_all reach jobs that changed their dumpability
     8,  // SETPCAP: empty the bounding set
-    12, // NET_ADMIN: bring loopback up
+    10, // NET_BIND_SERVICE: the gateway's listeners
+    12, // NET_ADMIN: bring loopback up, join the gateway
     19, // SYS_PTRACE: the broker reads the arguments of undumpable jobs
     21, // SYS_ADMIN: mount
 ];
@@ -69,14 +71,15 @@ impl Sandbox {
     ///
     /// Must be called from the main thread before any other exists: PDEATHSIG follows the thread (prctl(2)).
     /// `cgroups` are `cgroup.procs` files that init joins; it keeps `held` open until everything in the sandbox is gone.
+    /// `certificates` are for the plan's files that hold some.
     ///
     /// # Errors
     /// The step that failed.
     pub fn start(
         plan: &Plan,
         handed: &[HandedFd<'_>],
-        cgroups: &[BorrowedFd<'_>],
-        held: &[BorrowedFd<'_>],
+        (cgroups, held): (&[BorrowedFd<'_>], &[BorrowedFd<'_>]),
+        certificates: Certificates,
     ) -> Result<Self, StepError> {
         let arch = seccomp::Arch::NATIVE.ok_or(StepError::new(Step::Seccomp, Errno::ENOSYS))?;
         let trees = if plan.identity.idmap { idmap::trees(plan)? } else { Vec::new() };
@@ -97,6 +100,9 @@ impl Sandbox {
             filter: filter.iter().map(|i| (i.code, i.jt, i.jf, i.k)).collect(),
             notify: plan.seccomp.notify_connect,
             network: plan.network,
+            gateway: plan.gateway.clone(),
+            connect: plan.connect.clone(),
+            certificates,
             unix_connect: plan.unix_connect.clone(),
             processes: plan.limits.processes.filter(|_| plan.limits.processes_by == Enforcer::Rlimit),
             memory_watchdog: plan.limits.memory.filter(|_| plan.limits.memory_by == Enforcer::Watchdog),

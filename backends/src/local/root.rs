@@ -3,6 +3,7 @@
 //! Every source is opened once, compared with the file that was checked, and mounted by descriptor. Nothing is ever
 //! created in a host tree.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -16,8 +17,9 @@ use nix::sys::stat::{Mode, fstat, mkdirat, mode_t};
 use nix::unistd::{UnlinkatFlags, fchdir, pivot_root, symlinkat, unlinkat};
 
 use super::sys::mount::{Attributes, attach, clone_tree, set_attributes, share};
-use crate::plan::{Layer, MountStep, Source};
+use crate::plan::{Content, Layer, MountStep, Source};
 use crate::step::{At, Step, StepError};
+use crate::wire::{Certificates, Setup};
 
 const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY;
 const NO_SUID: u64 = libc::MOUNT_ATTR_NOSUID;
@@ -85,17 +87,34 @@ pub(super) fn open_without_links(path: &Path) -> Result<OwnedFd, Errno> {
 
 /// Builds the tree that `steps` describe and makes it the root. Returns the device numbers of the file systems that were
 /// mounted new: no process outside can have bound a socket there.
-pub fn enter(steps: &[MountStep], scratch: Option<u64>, mut trees: Trees) -> Result<Vec<u64>, StepError> {
+pub fn enter(setup: &Setup, mut trees: Trees) -> Result<Vec<u64>, StepError> {
     let root = c"/";
     mount(None::<&str>, root, None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).at(Step::Propagation)?;
-    let prepared = prepare(steps, &mut trees)?;
-    let mut builder = Builder::new(scratch)?;
-    for (step, source) in steps.iter().zip(prepared) {
-        builder.apply(step, source)?;
+    let prepared = prepare(&setup.mounts, &mut trees)?;
+    let mut builder = Builder::new(setup.scratch)?;
+    for (step, source) in setup.mounts.iter().zip(prepared) {
+        match step {
+            MountStep::File { target, content } => builder.file(target, &bytes(content, &setup.certificates))?,
+            _ => builder.apply(step, source)?,
+        }
     }
     let own = builder.own.union(&builder.layers).copied().collect();
     builder.pivot()?;
     Ok(own)
+}
+
+fn bytes<'s>(content: &'s Content, certificates: &'s Certificates) -> Cow<'s, [u8]> {
+    match content {
+        Content::Text(text) => text.as_bytes().into(),
+        Content::Hosts => {
+            let own = nix::unistd::gethostname().unwrap_or_default();
+            format!("127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n127.0.1.1 {}\n", own.to_string_lossy())
+                .into_bytes()
+                .into()
+        }
+        Content::Certificates => certificates.pem.as_slice().into(),
+        Content::JavaCertificates => certificates.java.as_slice().into(),
+    }
 }
 
 /// What was opened for a step before the base is mounted over part of the old tree.
@@ -179,6 +198,8 @@ struct Builder {
     layers: BTreeSet<u64>,
     directories: BTreeMap<PathBuf, OwnedFd>,
     masks: Option<(OwnedFd, OwnedFd)>,
+    /// How many files were made.
+    files: u32,
 }
 
 /// A tmpfs on a directory of the old root.
@@ -217,6 +238,7 @@ impl Builder {
             layers: BTreeSet::new(),
             directories: BTreeMap::new(),
             masks: None,
+            files: 0,
         })
     }
 
@@ -251,6 +273,7 @@ impl Builder {
                 let parent = self.parent(target)?;
                 self.make_directory(&parent, target, *mode).map(drop)
             }
+            MountStep::File { target, .. } => Err(StepError::on(Step::Create, target, Errno::ENODATA)),
             MountStep::Symlink { target, to } => {
                 let parent = self.parent(target)?;
                 match symlinkat(to.as_path(), parent.as_fd(), name(target)?) {
@@ -426,6 +449,31 @@ impl Builder {
         }?;
         self.forget(target);
         Ok(())
+    }
+
+    /// A read-only file of our own, over what is there.
+    fn file(&mut self, target: &Path, content: &[u8]) -> Result<(), StepError> {
+        let parent = self.parent(target)?;
+        let made = || -> Result<OwnedFd, Errno> {
+            let make = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_RDWR | OFlag::O_CLOEXEC;
+            let name = format!(".file.{}", self.files);
+            let fd = openat(self.base.as_fd(), name.as_str(), make, Mode::from_bits_truncate(0o444))?;
+            let mut rest = content;
+            while !rest.is_empty() {
+                rest = &rest[nix::unistd::write(&fd, rest)?..];
+            }
+            let path = openat(self.base.as_fd(), name.as_str(), OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+            let tree = clone_tree(path.as_fd(), false)?;
+            let set = READ_ONLY | NO_SUID | NO_DEV | NO_EXEC;
+            set_attributes(tree.as_fd(), c"", Attributes { set, ..Attributes::default() }, false)?;
+            Ok(tree)
+        };
+        let tree = made().at_path(Step::Create, target)?;
+        self.attach_tree(tree, &parent, target, false)?;
+        // It has no name but where it is mounted.
+        let name = format!(".file.{}", self.files);
+        self.files += 1;
+        unlinkat(&self.base, name.as_str(), UnlinkatFlags::NoRemoveDir).at_path(Step::Create, target)
     }
 
     fn make_masks(&self) -> Result<(OwnedFd, OwnedFd), Errno> {

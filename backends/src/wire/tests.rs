@@ -76,6 +76,7 @@ fn setups() -> impl Strategy<Value = Setup> {
         .prop_map(|(tier, (mounts, trees, handed), (landlock, filter), notify, network, unix_connect, numbers)| {
             let (scratch, processes, memory_watchdog) = numbers;
             let handed = handed.into_iter().map(|(readable, writable)| Opened { readable, writable }).collect();
+            let some_bytes = trees.iter().map(|tree: &u32| *tree as u8).collect();
             Setup {
                 tier,
                 mounts,
@@ -87,6 +88,9 @@ fn setups() -> impl Strategy<Value = Setup> {
                 filter,
                 notify,
                 network,
+                gateway: scratch.map(|bytes| GatewayPlan { ports: vec![bytes as u16], proxy: 3128, inspects: notify }),
+                connect: processes.map(|number| number as u16).into_iter().collect(),
+                certificates: Certificates { pem: some_bytes, java: Vec::new() },
                 unix_connect,
                 processes,
                 memory_watchdog,

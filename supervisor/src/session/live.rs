@@ -448,7 +448,7 @@ impl Live {
                 output::complain(&error.to_string());
                 self.stop(Reason::Failed);
             }
-            Answer::Ready | Answer::Stopped { .. } => {}
+            Answer::Ready | Answer::Stopped { .. } | Answer::Listening(_) | Answer::Socket => {}
         }
     }
 

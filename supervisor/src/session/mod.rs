@@ -91,8 +91,8 @@ fn open_and_attend(
     let caller = prepared.caller.clone();
     let held: Vec<_> = overlaid.iter().map(crate::changes::Overlaid::lock).collect();
     // From the first thread, before the runtime: init dies with the thread that made it, prctl(2).
-    let opened = engine::open(&prepared, &held, guards.as_mut())?;
-    let (sandbox, environment, group) = opened.parts();
+    let opened = engine::open(&prepared, &held, guards.as_mut(), log)?;
+    let (sandbox, environment, group, way_out) = opened.parts();
     more_descriptors();
     let live = Live::new(sandbox, prepared, environment, guards, args.name.clone(), std::mem::take(log));
     if let Some(place) = &place {
@@ -109,7 +109,7 @@ fn open_and_attend(
     let guards = live.guards.take();
     *log = live.log.take();
     drop(live);
-    engine::close(group, guards, log)?;
+    engine::close(group, guards, way_out, log)?;
     if let Some(overlaid) = overlaid {
         overlaid.finish(&caller);
     }

@@ -24,6 +24,7 @@ pub(super) fn shown(plan: &Plan, path: &Path) -> Shown {
     let innermost = plan.mounts.iter().rfind(|step| match step {
         MountStep::Bind { directory: false, target, .. } => path == target,
         MountStep::Symlink { .. } | MountStep::Directory { .. } | MountStep::Pin { .. } | MountStep::Alias { .. } => false,
+        MountStep::File { .. } => true,
         _ => path.starts_with(step.target()),
     });
     match innermost {

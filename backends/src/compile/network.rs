@@ -1,0 +1,142 @@
+//! From a policy's routes to the gateway, and to what must stand inside for programs to find it.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use hermes_profiles::{Network, Policy, Route};
+
+use super::files::View;
+use super::mounts::MARKER;
+use crate::plan::{Content, GATEWAY_ADDRESS, GatewayPlan, Tier};
+use crate::survey::{Found, Survey};
+
+/// Ports that one sandbox can have: every one is a listener, and they travel in one message.
+pub const MOST_PORTS: usize = 100;
+/// Where the explicit proxy listens unless a route leads there, as proxies usually do.
+const PROXY_PORT: u16 = 3128;
+/// Where names are resolved.
+const RESOLVER: &str = "/etc/resolv.conf";
+const HOSTS: &str = "/etc/hosts";
+/// Where programs look for the certificates that they trust, where nothing names another place.
+const BUNDLES: &[&str] = &[
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+const JAVA_STORES: &[&str] = &["/etc/ssl/certs/java/cacerts", "/etc/pki/ca-trust/extracted/java/cacerts"];
+/// Variables that name a file of trusted certificates: of OpenSSL, curl, Python's requests, pip and httpx, git, Node, cargo, npm,
+/// deno, the AWS tools, gRPC and Nix.
+const CERTIFICATE_VARIABLES: &[&str] = &[
+    "SSL_CERT_FILE",
+    "CURL_CA_BUNDLE",
+    "REQUESTS_CA_BUNDLE",
+    "PIP_CERT",
+    "GIT_SSL_CAINFO",
+    "NODE_EXTRA_CA_CERTS",
+    "CARGO_HTTP_CAINFO",
+    "npm_config_cafile",
+    "DENO_CERT",
+    "AWS_CA_BUNDLE",
+    "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
+    "NIX_SSL_CERT_FILE",
+];
+const PROXY_VARIABLES: &[&str] = &["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
+
+/// Paths that the plan of a sandbox with routes asks about.
+pub fn paths() -> Vec<&'static str> {
+    [&[RESOLVER, HOSTS], BUNDLES, JAVA_STORES].concat()
+}
+
+/// The routes that need a way out.
+pub fn routes(policy: &Policy) -> &[Route] {
+    match &policy.network {
+        Network::Routes(routes) => routes,
+        Network::Off | Network::Host => &[],
+    }
+}
+
+/// The way out that the policy's routes need.
+pub fn gateway(policy: &Policy, tier: Tier) -> Option<GatewayPlan> {
+    let routes = routes(policy);
+    if routes.is_empty() || tier == Tier::Landlock {
+        return None;
+    }
+    let ports: BTreeSet<u16> = routes.iter().flat_map(|route| route.ports.iter().copied()).collect();
+    let proxy = (PROXY_PORT..).find(|port| !ports.contains(port)).unwrap_or(PROXY_PORT);
+    let inspects = routes.iter().any(|route| route.rules.needs_inspection());
+    Some(GatewayPlan { ports: ports.into_iter().collect(), proxy, inspects })
+}
+
+/// The file of trusted certificates.
+fn certificates() -> PathBuf {
+    Path::new(MARKER).join("certificates.pem")
+}
+
+fn java_certificates() -> PathBuf {
+    Path::new(MARKER).join("certificates.p12")
+}
+
+/// Files that stand inside.
+pub fn files(gateway: &GatewayPlan, view: &View, survey: &Survey) -> Vec<(PathBuf, Content)> {
+    // Where a symlink leads; what is not there cannot be covered in a tree of the host.
+    let place = |path: &str| {
+        let path = Path::new(path);
+        match survey.get(path) {
+            Found::Present { real, .. } => Some(real.clone()),
+            Found::Absent => view.covering(path).is_none().then(|| path.to_owned()),
+            Found::Unreadable(_) => None,
+        }
+    };
+    let resolver =
+        Content::Text(format!("# By hermes-sandbox: names that no route permits do not exist.\nnameserver {GATEWAY_ADDRESS}\n"));
+    let mut files: Vec<(PathBuf, Content)> = [(RESOLVER, resolver), (HOSTS, Content::Hosts)]
+        .into_iter()
+        .filter_map(|(path, content)| Some((place(path)?, content)))
+        .collect();
+    if gateway.inspects {
+        let there = |path: &str| match survey.get(Path::new(path)) {
+            Found::Present { real, .. } => view.covering(real).map(|_| real.clone()),
+            _ => None,
+        };
+        let over = |paths: &[&str], content: Content| -> Vec<_> {
+            paths.iter().filter_map(|path| there(path)).map(|real| (real, content.clone())).collect()
+        };
+        files.extend([(certificates(), Content::Certificates), (java_certificates(), Content::JavaCertificates)]);
+        files.extend(over(BUNDLES, Content::Certificates));
+        files.extend(over(JAVA_STORES, Content::JavaCertificates));
+    }
+    files
+}
+
+/// Variables by which programs find the proxy and trust it.
+pub fn variables(gateway: &GatewayPlan) -> Vec<(String, String)> {
+    let proxy = format!("http://{GATEWAY_ADDRESS}:{}", gateway.proxy);
+    let mut all: Vec<(String, String)> = vec![("NODE_USE_ENV_PROXY".to_owned(), "1".to_owned())];
+    let mut both = |name: &str, value: &str| {
+        all.extend([(name.to_owned(), value.to_owned()), (name.to_ascii_lowercase(), value.to_owned())]);
+    };
+    PROXY_VARIABLES.iter().for_each(|name| both(name, &proxy));
+    both("NO_PROXY", "localhost,127.0.0.1,::1");
+    if gateway.inspects {
+        let file = certificates().display().to_string();
+        all.extend(CERTIFICATE_VARIABLES.iter().map(|name| ((*name).to_owned(), file.clone())));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_proxy_keeps_off_the_ports_of_routes() {
+        let gateway = GatewayPlan { ports: vec![443], proxy: 3129, inspects: false };
+        let variables = variables(&gateway);
+        let value = |name: &str| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
+        assert_eq!(value("https_proxy"), Some("http://198.18.0.1:3129"));
+        assert_eq!(value("NO_PROXY"), value("no_proxy"));
+        assert_eq!(value("SSL_CERT_FILE"), None, "nothing is inspected");
+    }
+}
