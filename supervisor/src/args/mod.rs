@@ -21,7 +21,7 @@ pub(crate) use changes::{Changes, ChangesOf, Colour};
 pub(crate) use check::{Check, CheckArgs, CheckCommand};
 pub(crate) use policy::{Net, PolicyArgs, TierArg};
 pub(crate) use quarantine::{BringArgs, Quarantine, QuarantineArgs};
-pub(crate) use session::{ExecArgs, ServeArgs, Session};
+pub(crate) use session::{ExecArgs, ServeArgs, Session, SessionPolicy};
 pub(crate) use shims::{InstallArgs, ShimName, Shims};
 
 const EXIT_STATUS: &str = "\
