@@ -5,6 +5,7 @@ mod check;
 pub(crate) mod docker;
 mod policy;
 mod quarantine;
+mod secrets;
 mod session;
 mod shims;
 
@@ -19,6 +20,7 @@ pub(crate) use changes::{Changes, ChangesOf, Colour};
 pub(crate) use check::{Check, CheckArgs, CheckCommand};
 pub(crate) use policy::{Net, PolicyArgs, TierArg};
 pub(crate) use quarantine::{BringArgs, Quarantine, QuarantineArgs};
+pub(crate) use secrets::{AddArgs, Secrets};
 pub(crate) use session::{ExecArgs, ServeArgs, Session};
 pub(crate) use shims::{InstallArgs, ShimName, Shims};
 
@@ -83,6 +85,12 @@ pub(crate) enum Command {
     Changes {
         #[command(subcommand)]
         action: Changes,
+    },
+    /// Keep credentials that a sandbox may use and never sees
+    #[command(after_help = secrets::HELP)]
+    Secrets {
+        #[command(subcommand)]
+        action: Secrets,
     },
     /// Judge a command or a tool call by its text: advice that prevents accidents, never the boundary
     Check(CheckArgs),
