@@ -1,8 +1,8 @@
 //! Does an answer hold the secret that its request carried? Best effort.
 //!
-//! What is looked for is the value as it is, and the Basic credentials that it became part of, in header fields, body and trailers.
-//! A compressed body (`Content-Encoding`), a value in any other encoding (JSON's `\/`, percent signs) or in pieces, and what follows an
-//! upgrade are not looked into. Values of fewer than [`SHORTEST`] bytes would be found everywhere, and are not looked for.
+//! What is looked for is the value as it is, and the Basic credentials that it became part of, in header fields, body and
+//! trailers. A compressed body (`Content-Encoding`), a value in any other encoding (JSON's `\/`, percent signs) or in pieces, and
+//! what follows an upgrade are not looked into. Values of fewer than [`SHORTEST`] bytes would be found everywhere, and are not looked for.
 //!
 //! Nothing waits: of a stream only those bytes are held back with which the value may have begun.
 
@@ -215,7 +215,10 @@ mod tests {
     proptest! {
         #[test]
         fn what_goes_on_is_what_came(
-            needle in "[ab]{8,12}", other in "[abc]{8,10}", text in "[abc]{0,80}", cuts in prop::collection::vec(0usize..80, 0..6),
+            needle in "[ab]{8,12}",
+            other in "[abc]{8,10}",
+            text in "[abc]{0,80}",
+            cuts in prop::collection::vec(0usize..80, 0..6),
         ) {
             let mut cuts: Vec<_> = cuts.into_iter().map(|at| at.min(text.len())).chain([0, text.len()]).collect();
             cuts.sort_unstable();

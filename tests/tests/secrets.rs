@@ -56,8 +56,7 @@ fn a_secret_is_added_listed_and_removed() {
     assert_eq!((meta.mode() & 0o7777, meta.nlink()), (0o600, 1));
     assert_eq!(fs::metadata(file(&sandbox).parent().unwrap()).unwrap().mode() & 0o7777, 0o700);
     secrets(&sandbox, &["list"]).ok().says("model").says("MODEL_KEY").says("stored").never_says(&value);
-    let listed =
-        json!({"name": "model", "profile": "agent", "sources": ["stored"], "variable": "MODEL_KEY", "suppressed": false});
+    let listed = json!({"name": "model", "profile": "agent", "values": 1, "sources": ["stored"], "variable": "MODEL_KEY", "suppressed": false});
     assert_eq!(list(&sandbox), [listed]);
     secrets(&sandbox, &["remove", "model", "--profile", "other"]).refused(125);
     secrets(&sandbox, &["remove", "model", "--profile", "agent"]).ok();
@@ -205,13 +204,14 @@ fn a_file_that_others_could_have_touched_is_refused() {
 fn of_many_at_once_none_is_lost() {
     let sandbox = Sandbox::new();
     let added: Vec<String> = (0..8).map(|n| format!("model-{n}")).collect();
+    let sandbox = &sandbox;
     thread::scope(|scope| {
         for name in &added {
-            scope.spawn(|| add(&sandbox, name, format!("value-of-{name}"), &[]).ok().code());
+            scope.spawn(move || add(sandbox, name, format!("value-of-{name}"), &[]).ok().code());
         }
     });
-    assert_eq!(names(&sandbox), added);
-    assert!(added.iter().all(|name| holds(&sandbox, &format!("value-of-{name}"))));
+    assert_eq!(names(sandbox), added);
+    assert!(added.iter().all(|name| holds(sandbox, &format!("value-of-{name}"))));
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use clap::{Args, Subcommand};
 
 pub(super) const HELP: &str = "\
-A route of a profile names a secret (`secret = { name = \"...\", header = \"Authorization\", format = \"Bearer {}\" }`). A program inside
-gets a placeholder; the value is put into that header outside, on that route only. docs/secrets.md says more.
+A route of a profile names a secret: `secret = { name = \"...\", header = \"Authorization\", format = \"Bearer {}\" }`.
+A program inside gets a placeholder; the value is put into that header outside, on that route only. See docs/secrets.md.
 
 A secret belongs to one profile, and no other one gets it.";
 

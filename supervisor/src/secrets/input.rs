@@ -16,14 +16,7 @@ use crate::output;
 /// # Errors
 /// Nothing can be read, or it is no value.
 pub(super) fn value(name: &str) -> Result<Value, Error> {
-    let bytes = if io::stdin().is_terminal() {
-        output::ask(&format!("value of {name} (it is not shown)"));
-        let typed = typed();
-        output::ask_ended();
-        typed
-    } else {
-        piped()
-    };
+    let bytes = if io::stdin().is_terminal() { typed(&format!("value of {name} (it is not shown)")) } else { piped() };
     let cannot = |why: &str| Error::usage(format!("cannot take the value of {name}: {why}"));
     Value::parse(bytes.map_err(|why| cannot(&why))?).map_err(cannot)
 }
@@ -75,8 +68,16 @@ impl Drop for Unseen {
     }
 }
 
-fn typed() -> Result<Zeroizing<Vec<u8>>, String> {
+fn typed(question: &str) -> Result<Zeroizing<Vec<u8>>, String> {
+    // Before the question: whoever answers at once must not be seen either.
     let _unseen = Unseen::enter()?;
+    output::ask(question);
+    let answer = line();
+    output::ask_ended();
+    answer
+}
+
+fn line() -> Result<Zeroizing<Vec<u8>>, String> {
     let (mut line, mut byte) = (room(LONGEST + 1), Zeroizing::new([0; 1]));
     while next(&mut *byte)? == 1 {
         match edit(&mut line, byte[0]) {

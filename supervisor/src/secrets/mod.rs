@@ -1,7 +1,7 @@
 //! `secrets`: credentials that a sandbox may use and never sees, and the secrets of one sandbox.
 //!
-//! [`vault`] says what there is, [`store`] keeps it, [`source`] gets values from where they come from, [`sandbox`] gives them to the
-//! way out of a sandbox. This room never prints a value; [`value`] is the only type that holds one.
+//! [`vault`] says what there is, [`store`] keeps it, [`source`] gets values from where they come from, [`sandbox`] gives them
+//! to the way out of a sandbox. No value is ever printed; [`value::Value`] is the only type that keeps one.
 
 mod input;
 mod pool;
@@ -100,6 +100,8 @@ fn source(args: &AddArgs, name: &str, caller: &Caller) -> Result<Source, Error> 
 struct Listed<'a> {
     name: &'a str,
     profile: &'a str,
+    values: usize,
+    /// One for each value.
     sources: Vec<&'static str>,
     variable: Option<&'a str>,
     suppressed: bool,
@@ -113,6 +115,7 @@ fn list(caller: &Caller, profile: Option<&str>, json: bool) -> Result<u8, Error>
         .map(|entry| Listed {
             name: &entry.name,
             profile: &entry.scope,
+            values: entry.members.len(),
             sources: entry.members.iter().map(Source::kind).collect(),
             variable: entry.variable.as_deref(),
             suppressed: entry.suppressed,
@@ -138,7 +141,7 @@ fn row(listed: &Listed<'_>) -> [String; 5] {
     let source = if listed.suppressed { "suppressed".to_owned() } else { kinds.join(", ") };
     let variable = listed.variable.unwrap_or("-").to_owned();
     let (name, profile) = (clean(listed.name).into_owned(), clean(listed.profile).into_owned());
-    [name, profile, listed.sources.len().to_string(), variable, source]
+    [name, profile, listed.values.to_string(), variable, source]
 }
 
 fn remove(caller: &Caller, name: &str, profile: &str, suppress: bool) -> Result<u8, Error> {

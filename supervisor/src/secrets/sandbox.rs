@@ -78,7 +78,8 @@ struct Member {
 }
 
 impl SandboxSecrets {
-    /// Those that the routes of `policy` name. Without any, nothing is read. `tell` is called on the way of requests: it must not wait.
+    /// Those that the routes of `policy` name. Without any, nothing is read. `tell` is called on the way of requests: it must
+    /// not wait.
     ///
     /// # Errors
     /// The file of secrets cannot be read, or the kernel gives no random numbers.

@@ -79,7 +79,7 @@ impl Store {
         let error = Error::setup(format!("cannot {what} the secrets in {}: {why}", output::path(&path)));
         match why.kind() {
             ErrorKind::PermissionDenied => error.hint(format!(
-                "who could read it may have the values: if that was not you alone, replace them; then chmod 600 {0}, or remove it",
+                "if others could read it, replace the values; make it yours again by chmod 600 {0}, or remove it",
                 output::quoted(&path)
             )),
             ErrorKind::InvalidData => {
