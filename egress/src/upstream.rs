@@ -79,7 +79,7 @@ impl Upstreams {
     /// Takes a connection that was made before any request was read.
     pub(crate) async fn prime(&self, target: Target, dialed: Dialed) -> Result<(), Reason> {
         let sender = h1(stream(dialed)).await?;
-        self.put(target, sender);
+        self.put(&target, sender);
         Ok(())
     }
 
@@ -116,7 +116,7 @@ impl Upstreams {
             match result {
                 Ok(response) => {
                     if let Some(sender) = keep {
-                        self.put(target.clone(), sender);
+                        self.put(target, sender);
                     }
                     return Ok(response);
                 }
@@ -141,7 +141,7 @@ impl Upstreams {
                 }
                 lanes.h1.retain(|sender| !sender.is_closed());
                 match lanes.h1.iter().position(http1::SendRequest::is_ready) {
-                    Some(ready) => lanes.h1.swap_remove(ready),
+                    Some(ready) => return Some(Lane::H1(lanes.h1.swap_remove(ready))),
                     // Side by side another request may be under way on it for long.
                     None if self.multiplexed => return None,
                     None => lanes.h1.pop()?,
@@ -153,11 +153,15 @@ impl Upstreams {
         }
     }
 
-    fn put(&self, target: Target, sender: http1::SendRequest<Body>) {
+    fn put(&self, target: &Target, sender: http1::SendRequest<Body>) {
         let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = lanes.get_mut(target) {
+            known.h1.push(sender);
+            return;
+        }
         // Of another generation: rules changed, and no request will want it any more.
         lanes.retain(|known, _| known.generation >= target.generation);
-        lanes.entry(target).or_default().h1.push(sender);
+        lanes.entry(target.clone()).or_default().h1.push(sender);
     }
 
     async fn open(&self, target: &Target, place: &Place, dialer: &Dialer, clients: Option<&Clients>) -> Result<Lane, Reason> {
@@ -220,7 +224,10 @@ fn for_h1(request: &mut Request<Body>, uri: &Uri) {
     let target = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     *request.uri_mut() = target.into();
     *request.version_mut() = Version::HTTP_11;
-    if let Some(Ok(host)) = uri.authority().map(|authority| HeaderValue::from_str(authority.as_str())) {
+    // It is there, unless the request was on its way as HTTP/2 before.
+    if !request.headers().contains_key(HOST)
+        && let Some(Ok(host)) = uri.authority().map(|authority| HeaderValue::from_str(authority.as_str()))
+    {
         request.headers_mut().insert(HOST, host);
     }
 }

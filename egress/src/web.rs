@@ -11,10 +11,10 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
-use http::uri::{PathAndQuery, Scheme, Uri};
+use http::uri::{Authority, PathAndQuery, Scheme, Uri};
 use http::{Method, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
@@ -109,41 +109,42 @@ impl Session {
     async fn answer(self: &Arc<Self>, mut request: Request<Incoming>) -> Response<Body> {
         let upgrade = hyper::upgrade::on(&mut request);
         let (parts, body) = request.into_parts();
+        let asked = Asked { method: parts.method.clone(), uri: parts.uri.clone() };
         let (host, port) = match (&self.entry, parts.method == Method::CONNECT) {
-            (Entry::Proxy, true) => return self.tunnel(&parts, upgrade).await,
+            (Entry::Proxy, true) => return self.tunnel(&asked, &parts, upgrade).await,
             (Entry::Host { host, port, .. }, true) => {
-                return self.refuse(Some(host), *port, &parts, Reason::unsupported("CONNECT to what is no proxy"));
+                return self.refuse(Some(host), *port, &asked, Reason::unsupported("CONNECT to what is no proxy"));
             }
             (entry, false) => match target::host_of(&parts, entry) {
                 Ok(place) => place,
                 Err(reason) => match entry {
-                    Entry::Proxy => return self.refuse(None, 0, &parts, reason),
+                    Entry::Proxy => return self.refuse(None, 0, &asked, reason),
                     Entry::Host { host, port, .. } => {
                         // Where no route leads at all it does not matter what else is wrong.
                         let reason = self.egress.rules().admit(host, *port).err().unwrap_or(reason);
-                        return self.refuse(Some(host), *port, &parts, reason);
+                        return self.refuse(Some(host), *port, &asked, reason);
                     }
                 },
             },
         };
-        match self.forward(&host, port, &parts, body, upgrade).await {
+        match self.forward(&host, port, &asked, parts, body, upgrade).await {
             Ok(response) => response,
-            Err(reason) => self.refuse(Some(&host), port, &parts, reason),
+            Err(reason) => self.refuse(Some(&host), port, &asked, reason),
         }
     }
 
-    fn refuse(&self, host: Option<&Host>, port: u16, parts: &Parts, reason: Reason) -> Response<Body> {
+    fn refuse(&self, host: Option<&Host>, port: u16, asked: &Asked, reason: Reason) -> Response<Body> {
         let refusal = Refusal::new(&self.egress.config().sandbox, host, port, reason);
-        let refusal = refusal.of_request(parts.method.as_str(), parts.uri.path());
+        let refusal = refusal.of_request(asked.method.as_str(), asked.uri.path());
         self.egress.emit(Event::Refused(Box::new(refusal.clone())));
         answer::refusal(&refusal)
     }
 
     /// CONNECT: asks the rules, connects where nothing will be read, and goes on as a connection to the host.
-    async fn tunnel(self: &Arc<Self>, parts: &Parts, upgrade: OnUpgrade) -> Response<Body> {
+    async fn tunnel(self: &Arc<Self>, asked: &Asked, parts: &Parts, upgrade: OnUpgrade) -> Response<Body> {
         let (host, port) = match target::tunnel_of(parts) {
             Ok(place) => place,
-            Err(reason) => return self.refuse(None, 0, parts, reason),
+            Err(reason) => return self.refuse(None, 0, asked, reason),
         };
         let dialed = match self.egress.rules().admit(&host, port) {
             Err(reason) => Err(reason),
@@ -154,7 +155,7 @@ impl Session {
         };
         let dialed = match dialed {
             Ok(dialed) => dialed,
-            Err(reason) => return self.refuse(Some(&host), port, parts, reason),
+            Err(reason) => return self.refuse(Some(&host), port, asked, reason),
         };
         let (egress, connection) = (Arc::clone(&self.egress), Arc::clone(&self.connection));
         tokio::spawn(async move {
@@ -172,7 +173,8 @@ impl Session {
         self: &Arc<Self>,
         host: &Host,
         port: u16,
-        parts: &Parts,
+        asked: &Asked,
+        parts: Parts,
         body: Incoming,
         upgrade: OnUpgrade,
     ) -> Result<Response<Body>, Reason> {
@@ -180,17 +182,18 @@ impl Session {
         // From here on a change of the rules is noticed, also one before the answer.
         let mut changes = egress.changes();
         let rules = Arc::clone(&changes.borrow_and_update());
-        let wanted = Wanted { host, port, method: parts.method.as_str(), path: parts.uri.path() };
+        let wanted = Wanted { host, port, method: asked.method.as_str(), path: asked.uri.path() };
         let rule = match rules.decide(&wanted) {
             Decision::Allow(rule) => rule,
             Decision::Refuse(reason) => return Err(reason),
         };
-        target::method(parts, !rule.rules.methods.is_empty(), rule.rules.secret.is_some())?;
+        target::method(&parts, !rule.rules.methods.is_empty(), rule.rules.secret.is_some())?;
         if !rule.take(egress.uptime()) {
             return Err(Reason::Rate);
         }
-        let websocket = target::wants_websocket(parts);
+        let websocket = target::wants_websocket(&parts);
         let tls = matches!(self.entry, Entry::Host { tls: true, .. });
+        let body = limited(&parts, body, rule.rules.max_body)?;
         let mut outgoing = Outgoing::new(parts, host, port, tls, &rule)?;
         outgoing.target.generation = rules.generation();
         target::end_to_end(&mut outgoing.parts.headers);
@@ -200,7 +203,7 @@ impl Session {
             outgoing.parts.headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
         }
         let injected = secret::inject(&mut outgoing.parts, rule.rules.secret.as_ref(), egress.secrets())?;
-        let request = Request::from_parts(outgoing.parts, limited(parts, body, rule.rules.max_body)?);
+        let request = Request::from_parts(outgoing.parts, body);
         let clients = if outgoing.target.tls { Some(egress.clients()?) } else { None };
         let sent = self.upstreams.send(&outgoing.target, &outgoing.place, egress.dialer(), clients, request).await;
         let mut response = sent.map_err(|failed| match rule.rules.max_body {
@@ -212,19 +215,18 @@ impl Session {
             egress: Arc::clone(egress),
             host: host.clone(),
             port,
-            method: parts.method.clone(),
-            path: wanted.path.to_owned(),
+            method: asked.method.clone(),
+            uri: asked.uri.clone(),
         };
-        let still = move |rules: &crate::policy::Ruleset| lasting.allowed_by(rules);
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             if !websocket {
                 return Err(Reason::unsupported("an upgrade that was not asked for"));
             }
             let outside = hyper::upgrade::on(&mut response);
-            self.websocket(upgrade, outside, revoked(changes, still));
+            self.websocket(upgrade, outside, revoked(changes, move |rules| lasting.allowed_by(rules)));
             return Ok(answer::switching(response));
         }
-        Ok(answer::passed_on(response, Box::pin(revoked(changes, still))))
+        Ok(answer::passed_on(response, changes, lasting))
     }
 
     fn record(&self, wanted: &Wanted<'_>, rule: &Rule, injected: Option<Injected>, status: StatusCode) {
@@ -258,22 +260,28 @@ impl Session {
     }
 }
 
+/// What a request asks for, when its parts have gone on.
+struct Asked {
+    method: Method,
+    uri: Uri,
+}
+
 /// A request whose answer is still under way.
 struct Lasting {
     egress: Arc<Egress>,
     host: Host,
     port: u16,
     method: Method,
-    path: String,
+    uri: Uri,
 }
 
 impl Lasting {
     fn allowed_by(&self, rules: &crate::policy::Ruleset) -> bool {
-        let wanted = Wanted { host: &self.host, port: self.port, method: self.method.as_str(), path: &self.path };
+        let wanted = Wanted { host: &self.host, port: self.port, method: self.method.as_str(), path: self.uri.path() };
         let allowed = matches!(rules.decide(&wanted), Decision::Allow(_));
         if !allowed {
             let refusal = Refusal::new(&self.egress.config().sandbox, Some(&self.host), self.port, Reason::Revoked);
-            self.egress.emit(Event::Refused(Box::new(refusal.of_request(self.method.as_str(), &self.path))));
+            self.egress.emit(Event::Refused(Box::new(refusal.of_request(self.method.as_str(), self.uri.path()))));
         }
         allowed
     }
@@ -287,8 +295,7 @@ struct Outgoing {
 }
 
 impl Outgoing {
-    fn new(parts: &Parts, host: &Host, port: u16, tls: bool, rule: &Rule) -> Result<Self, Reason> {
-        let mut parts = parts.clone();
+    fn new(mut parts: Parts, host: &Host, port: u16, tls: bool, rule: &Rule) -> Result<Self, Reason> {
         let (tls, host, port, prefix) = match &rule.rules.upstream {
             None => (tls, host.clone(), port, ""),
             Some(upstream) => {
@@ -302,17 +309,22 @@ impl Outgoing {
         let asterisk = parts.method == Method::OPTIONS && parts.uri.path() == "*";
         let path = match parts.uri.path_and_query() {
             _ if asterisk => return Err(Reason::unsupported("OPTIONS *")),
-            None => "/",
-            Some(path) => path.as_str(),
+            None if prefix.is_empty() => PathAndQuery::from_static("/"),
+            None => format!("{prefix}/").parse().map_err(|_| Reason::malformed("a path that cannot be sent"))?,
+            Some(path) if prefix.is_empty() => path.clone(),
+            Some(path) => format!("{prefix}{path}").parse().map_err(|_| Reason::malformed("a path that cannot be sent"))?,
         };
-        let path: PathAndQuery =
-            format!("{prefix}{path}").parse().map_err(|_| Reason::malformed("a path that cannot be sent"))?;
-        let scheme = if tls { Scheme::HTTPS } else { Scheme::HTTP };
-        let uri = Uri::builder().scheme(scheme).authority(authority.as_str()).path_and_query(path).build();
-        parts.uri = uri.map_err(|_| Reason::malformed("an address that cannot be sent"))?;
+        let authority = Bytes::from(authority);
+        let mut uri = http::uri::Parts::default();
+        uri.scheme = Some(if tls { Scheme::HTTPS } else { Scheme::HTTP });
+        let named =
+            Authority::from_maybe_shared(authority.clone()).map_err(|_| Reason::malformed("a host that cannot be sent"))?;
+        uri.authority = Some(named);
+        uri.path_and_query = Some(path);
+        parts.uri = Uri::from_parts(uri).map_err(|_| Reason::malformed("an address that cannot be sent"))?;
         parts.version = Version::HTTP_11;
         parts.extensions.clear();
-        let field = HeaderValue::from_str(&authority).map_err(|_| Reason::malformed("a host that cannot be sent"))?;
+        let field = HeaderValue::from_maybe_shared(authority).map_err(|_| Reason::malformed("a host that cannot be sent"))?;
         parts.headers.insert(header::HOST, field);
         // HTTP/2 clients may send one cookie per field; HTTP/1.1 knows one field (RFC 9113, 8.2.3).
         join_cookies(&mut parts.headers);

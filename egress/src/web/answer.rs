@@ -10,8 +10,9 @@ use http::{Response, StatusCode};
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Frame, Incoming, SizeHint};
 
-use super::MARK;
 use super::target::end_to_end;
+use super::{Lasting, MARK};
+use crate::proxy::{Changes, revoked};
 use crate::reason::{Reason, Refusal};
 use crate::upstream::{Body, BodyError};
 
@@ -42,11 +43,11 @@ pub(crate) fn switching(response: Response<Incoming>) -> Response<Body> {
     Response::from_parts(parts, Empty::new().map_err(|never| match never {}).boxed_unsync())
 }
 
-/// An answer from outside, each part as it comes; cut off when `revoked` comes.
-pub(crate) fn passed_on(response: Response<Incoming>, revoked: Revoked) -> Response<Body> {
+/// An answer from outside, each part as it comes; cut off when it is no longer `allowed`.
+pub(crate) fn passed_on(response: Response<Incoming>, changes: Changes, allowed: Lasting) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
     clean(&mut parts.headers);
-    Response::from_parts(parts, Guarded { body, revoked }.boxed_unsync())
+    Response::from_parts(parts, Guarded { body, until: Until::Asked(Some((changes, allowed))) }.boxed_unsync())
 }
 
 fn clean(headers: &mut http::HeaderMap) {
@@ -57,11 +58,31 @@ fn clean(headers: &mut http::HeaderMap) {
 }
 
 /// Comes when the rules no longer allow it.
-pub(crate) type Revoked = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Revoked = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Most answers are there as a whole when they are asked for, and then need nobody who waits for other rules.
+enum Until {
+    Asked(Option<(Changes, Lasting)>),
+    Woken(Revoked),
+}
+
+impl Until {
+    fn is_over(&mut self, cx: &mut Context<'_>, waiting: bool) -> bool {
+        if let Self::Asked(asked) = self
+            && let Some((changes, allowed)) = asked.take_if(|(changes, _)| waiting || changes.has_changed().unwrap_or(true))
+        {
+            *self = Self::Woken(Box::pin(revoked(changes, move |rules| allowed.allowed_by(rules))));
+        }
+        match self {
+            Self::Asked(_) => false,
+            Self::Woken(revoked) => revoked.as_mut().poll(cx).is_ready(),
+        }
+    }
+}
 
 struct Guarded {
     body: Incoming,
-    revoked: Revoked,
+    until: Until,
 }
 
 impl hyper::body::Body for Guarded {
@@ -69,10 +90,14 @@ impl hyper::body::Body for Guarded {
     type Error = BodyError;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if self.revoked.as_mut().poll(cx).is_ready() {
+        if self.until.is_over(cx, false) {
             return Poll::Ready(Some(Err(Reason::Revoked.into())));
         }
-        Pin::new(&mut self.body).poll_frame(cx).map_err(Into::into)
+        let frame = Pin::new(&mut self.body).poll_frame(cx).map_err(Into::into);
+        if frame.is_pending() && self.until.is_over(cx, true) {
+            return Poll::Ready(Some(Err(Reason::Revoked.into())));
+        }
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
