@@ -4,7 +4,9 @@
 //! nothing that two parsers could take for different numbers of requests (CWE-444).
 
 mod answer;
+mod framing;
 mod target;
+mod watched;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -36,6 +38,7 @@ use crate::stream::Counted;
 use crate::upstream::{Body, Target, Upstreams};
 
 pub(crate) use target::Entry;
+use watched::{Watch, Watched};
 
 /// Bytes of a request head. Cookies of some sites need more than the usual 8 KiB.
 const HEAD: usize = 64 * 1024;
@@ -56,6 +59,8 @@ struct Session {
     connection: Arc<Connection>,
     entry: Entry,
     upstreams: Upstreams,
+    /// What the bytes of HTTP/1 looked like.
+    watch: Arc<Watch>,
 }
 
 /// Serves requests on a connection until it ends. `dialed` leads to the entry's host already.
@@ -75,13 +80,16 @@ pub(crate) async fn serve<S>(
         // Without it, the first request makes its own.
         let _ = upstreams.prime(target, dialed).await;
     }
-    let session = Arc::new(Session { egress: Arc::clone(egress), connection: Arc::clone(connection), entry, upstreams });
+    let watch = Arc::<Watch>::default();
+    let session =
+        Session { egress: Arc::clone(egress), connection: Arc::clone(connection), entry, upstreams, watch: Arc::clone(&watch) };
+    let session = Arc::new(session);
+    let ended = Arc::clone(&session);
     let service = service_fn(move |request| {
         let session = Arc::clone(&session);
         async move { Ok::<_, Infallible>(session.answer(request).await) }
     });
     let limits = &egress.config().limits;
-    let io = TokioIo::new(stream);
     let serving = async {
         match protocol {
             Protocol::Http1 => {
@@ -89,12 +97,12 @@ pub(crate) async fn serve<S>(
                 builder.timer(TokioTimer::new()).header_read_timeout(limits.keep_alive).max_buf_size(HEAD).max_headers(FIELDS);
                 // A client that has sent all that it will may still wait for the answer.
                 builder.half_close(true);
-                builder.serve_connection(io, service).with_upgrades().await
+                builder.serve_connection(TokioIo::new(Watched::new(stream, watch)), service).with_upgrades().await
             }
             Protocol::Http2 => {
                 let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
                 builder.timer(TokioTimer::new()).max_header_list_size(HEAD as u32).max_concurrent_streams(STREAMS);
-                builder.serve_connection(io, service).await
+                builder.serve_connection(TokioIo::new(stream), service).await
             }
         }
     };
@@ -103,6 +111,11 @@ pub(crate) async fn serve<S>(
         _ = serving => {}
         () = connection.meter.idle(limits.idle) => {}
     }
+    // In a body whose answer was on its way already, or in what the library did not take for a request.
+    if let Some(why) = ended.watch.untold() {
+        let (host, port) = ended.entry.place();
+        egress.emit(Event::Refused(Box::new(Refusal::new(&egress.config().sandbox, host, port, Reason::malformed(why)))));
+    }
 }
 
 impl Session {
@@ -110,10 +123,15 @@ impl Session {
         let upgrade = hyper::upgrade::on(&mut request);
         let (parts, body) = request.into_parts();
         let asked = Asked { method: parts.method.clone(), uri: parts.uri.clone() };
+        if let Some(why) = self.watch.tell() {
+            let (host, port) = self.entry.place();
+            return answer::last(self.refuse(host, port, &asked, Reason::malformed(why)));
+        }
         let (host, port) = match (&self.entry, parts.method == Method::CONNECT) {
             (Entry::Proxy, true) => return self.tunnel(&asked, &parts, upgrade).await,
             (Entry::Host { host, port, .. }, true) => {
-                return self.refuse(Some(host), *port, &asked, Reason::unsupported("CONNECT to what is no proxy"));
+                let refused = self.refuse(Some(host), *port, &asked, Reason::unsupported("CONNECT to what is no proxy"));
+                return if parts.version == Version::HTTP_2 { refused } else { answer::last(refused) };
             }
             (entry, false) => match target::host_of(&parts, entry) {
                 Ok(place) => place,
@@ -129,7 +147,10 @@ impl Session {
         };
         match self.forward(&host, port, &asked, parts, body, upgrade).await {
             Ok(response) => response,
-            Err(reason) => self.refuse(Some(&host), port, &asked, reason),
+            Err(reason) => {
+                let reason = self.watch.tell().map_or(reason, Reason::malformed);
+                self.refuse(Some(&host), port, &asked, reason)
+            }
         }
     }
 
@@ -144,7 +165,7 @@ impl Session {
     async fn tunnel(self: &Arc<Self>, asked: &Asked, parts: &Parts, upgrade: OnUpgrade) -> Response<Body> {
         let (host, port) = match target::tunnel_of(parts) {
             Ok(place) => place,
-            Err(reason) => return self.refuse(None, 0, asked, reason),
+            Err(reason) => return answer::last(self.refuse(None, 0, asked, reason)),
         };
         let dialed = match self.egress.rules().admit(&host, port) {
             Err(reason) => Err(reason),
@@ -155,13 +176,13 @@ impl Session {
         };
         let dialed = match dialed {
             Ok(dialed) => dialed,
-            Err(reason) => return self.refuse(Some(&host), port, asked, reason),
+            Err(reason) => return answer::last(self.refuse(Some(&host), port, asked, reason)),
         };
         let (egress, connection) = (Arc::clone(&self.egress), Arc::clone(&self.connection));
         tokio::spawn(async move {
             let Ok(upgraded) = upgrade.await else { return };
-            let Ok(parts) = upgraded.downcast::<TokioIo<Counted<TcpStream>>>() else { return };
-            let (stream, rest) = parts.io.into_inner().into_parts();
+            let Ok(parts) = upgraded.downcast::<TokioIo<Watched<Counted<TcpStream>>>>() else { return };
+            let (stream, rest) = parts.io.into_inner().into_inner().into_parts();
             let mut before = BytesMut::from(&parts.read_buf[..]);
             before.extend_from_slice(&rest);
             egress.pass(connection, stream, before, host, port, dialed).await;
@@ -223,6 +244,7 @@ impl Session {
                 return Err(Reason::unsupported("an upgrade that was not asked for"));
             }
             let outside = hyper::upgrade::on(&mut response);
+            self.watch.hand_on();
             self.websocket(upgrade, outside, revoked(changes, move |rules| lasting.allowed_by(rules)));
             return Ok(answer::switching(response));
         }

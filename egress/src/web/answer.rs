@@ -27,6 +27,12 @@ pub(crate) fn refusal(refusal: &Refusal) -> Response<Body> {
     response
 }
 
+/// The same, and nothing more is read: behind a refused CONNECT, or a malformed head, whatever comes is no request.
+pub(crate) fn last(mut response: Response<Body>) -> Response<Body> {
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
 /// No body.
 pub(crate) fn empty(status: StatusCode) -> Response<Body> {
     let mut response = Response::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
