@@ -99,7 +99,8 @@ impl Upstreams {
         loop {
             let (lane, fresh) = match self.take(target).await {
                 Some(lane) => (lane, false),
-                None => (self.open(target, place, dialer, clients).await?, true),
+                // Rare, and large: what every request has to carry stays small.
+                None => (Box::pin(self.open(target, place, dialer, clients)).await?, true),
             };
             let again = if fresh { None } else { repeatable(&request) };
             let (result, keep) = match lane {

@@ -78,7 +78,7 @@ pub(crate) async fn serve<S>(
     if let (Entry::Host { host, port, tls }, Some(dialed)) = (&entry, dialed) {
         let target = Target { tls: *tls, host: host.clone(), port: *port, generation: egress.rules().generation() };
         // Without it, the first request makes its own.
-        let _ = upstreams.prime(target, dialed).await;
+        let _ = Box::pin(upstreams.prime(target, dialed)).await;
     }
     let watch = Arc::<Watch>::default();
     let session =
@@ -128,7 +128,7 @@ impl Session {
             return answer::last(self.refuse(host, port, &asked, Reason::malformed(why)));
         }
         let (host, port) = match (&self.entry, parts.method == Method::CONNECT) {
-            (Entry::Proxy, true) => return self.tunnel(&asked, &parts, upgrade).await,
+            (Entry::Proxy, true) => return Box::pin(self.tunnel(&asked, &parts, upgrade)).await,
             (Entry::Host { host, port, .. }, true) => {
                 let refused = self.refuse(Some(host), *port, &asked, Reason::unsupported("CONNECT to what is no proxy"));
                 return if parts.version == Version::HTTP_2 { refused } else { answer::last(refused) };

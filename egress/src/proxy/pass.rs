@@ -165,7 +165,7 @@ impl Passing<'_> {
         let shown = self.shown(&stream, &mut before).await;
         let refused = match &shown {
             Ok(First::Tls { server_name, encrypted }) => match self.check_name(server_name.as_deref(), *encrypted) {
-                Ok(()) => return self.terminate(stream, before).await,
+                Ok(()) => return Box::pin(self.terminate(stream, before)).await,
                 Err(reason) => reason,
             },
             Ok(First::Http { h2: false }) => {
