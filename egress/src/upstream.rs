@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{HOST, HeaderValue};
+use http::header::{HOST, HeaderMap, HeaderValue};
 use http::uri::{PathAndQuery, Uri};
 use http::{Method, Request, Response, Version};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -125,7 +125,7 @@ impl Upstreams {
                 // (RFC 9110, 9.2.2), is sent again on another one.
                 Err(mut error) => match (error.take_message(), again) {
                     (Some(unsent), _) if !fresh => request = unsent,
-                    (None, Some(again)) if error.error().is_incomplete_message() => request = again,
+                    (None, Some(again)) if error.error().is_incomplete_message() => request = again.into(),
                     _ => return Err(Failed::of(error.into_error())),
                 },
             }
@@ -194,16 +194,26 @@ impl Upstreams {
     }
 }
 
-/// The same request again, if it does no harm to send it twice.
-fn repeatable(request: &Request<Body>) -> Option<Request<Body>> {
+/// What it takes to send a request again, if it does no harm to send it twice.
+struct Again {
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+}
+
+fn repeatable(request: &Request<Body>) -> Option<Again> {
     let harmless = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) && request.body().is_end_stream();
-    harmless.then(|| {
-        let mut again = Request::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
-        *again.method_mut() = request.method().clone();
-        *again.uri_mut() = request.uri().clone();
-        *again.headers_mut() = request.headers().clone();
-        again
-    })
+    harmless.then(|| Again { method: request.method().clone(), uri: request.uri().clone(), headers: request.headers().clone() })
+}
+
+impl From<Again> for Request<Body> {
+    fn from(again: Again) -> Self {
+        let mut request = Request::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
+        *request.method_mut() = again.method;
+        *request.uri_mut() = again.uri;
+        *request.headers_mut() = again.headers;
+        request
+    }
 }
 
 fn stream(dialed: Dialed) -> Counted<TcpStream> {

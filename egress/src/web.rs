@@ -90,7 +90,8 @@ pub(crate) async fn serve<S>(
         async move { Ok::<_, Infallible>(session.answer(request).await) }
     });
     let limits = &egress.config().limits;
-    let serving = async {
+    // In its place from the beginning: a future that is moved takes its room twice, and thousands may wait here.
+    let mut serving = std::pin::pin!(async {
         match protocol {
             Protocol::Http1 => {
                 let mut builder = hyper::server::conn::http1::Builder::new();
@@ -105,10 +106,10 @@ pub(crate) async fn serve<S>(
                 builder.serve_connection(TokioIo::new(stream), service).await
             }
         }
-    };
+    });
     tokio::select! {
         // What a client does wrong is its own affair: it got a 400, or a closed connection.
-        _ = serving => {}
+        _ = &mut serving => {}
         () = connection.meter.idle(limits.idle) => {}
     }
     // In a body whose answer was on its way already, or in what the library did not take for a request.

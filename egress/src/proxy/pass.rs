@@ -98,7 +98,7 @@ impl Passing<'_> {
             deny(&stream, &opened.first);
             return Err(reason);
         }
-        self.relay(&stream, &before, opened, &rule, changes).await
+        Box::pin(self.relay(&stream, &before, opened, &rule, changes)).await
     }
 
     /// Dials, and reads until the client has shown what it is. Servers that speak first are listened to meanwhile.
