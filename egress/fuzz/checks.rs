@@ -28,9 +28,7 @@ pub fn first_bytes(bytes: &[u8]) {
         let part = first(&bytes[..end]);
         // What is refused either way is refused.
         let same = part == whole || matches!((&part, &whole), (First::Hostile(_), First::Hostile(_)));
-        // Nothing is sent on until a verdict is there, so of a hello with more behind it the whole may be worse.
-        let worse = matches!((&part, &whole), (First::Tls { .. }, First::Hostile(_)));
-        assert!(part == First::Incomplete || same || worse, "{part:?}, then {whole:?}");
+        assert!(part == First::Incomplete || same, "{part:?}, then {whole:?}");
     }
 }
 
