@@ -128,7 +128,7 @@ pub enum Content {
     Hosts,
     /// The certificates that the sandbox trusts, PEM.
     Certificates,
-    /// The same as Java reads them, PKCS #12.
+    /// The same as Java reads them, a JKS store.
     JavaCertificates,
 }
 

@@ -112,7 +112,7 @@ pub struct Setup {
 pub struct Certificates {
     /// PEM.
     pub pem: Bytes,
-    /// PKCS #12.
+    /// A store for Java.
     pub java: Bytes,
 }
 

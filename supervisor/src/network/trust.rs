@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use hermes_backends::plan::{Content, MountStep, Plan};
 use hermes_backends::wire::Certificates;
 use hermes_profiles::Caller;
-use p12_keystore::{Certificate, KeyStore, KeyStoreEntry};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
+use sha1_checked::{Digest, Sha1};
 
 use crate::error::Error;
 use crate::output;
@@ -22,8 +22,13 @@ const ROOTS: &[&str] = &[
 ];
 /// Of Java's own store, in which nothing is secret (keytool(1)).
 const PASSWORD: &str = "changeit";
-/// Rounds that a password of eight letters, which everybody knows, deserves.
-const ROUNDS: u32 = 1;
+/// With these a JKS store begins, `sun.security.provider.JavaKeyStore`.
+const MAGIC: u32 = 0xfeed_feed;
+const VERSION: u32 = 2;
+/// An entry that is a trusted certificate.
+const TRUSTED: u32 = 2;
+/// Goes into the digest after the password.
+const SALT: &[u8] = b"Mighty Aphrodite";
 
 /// The file of certificates that the caller trusts: what `SSL_CERT_FILE` names, else the system's.
 pub(super) fn roots(caller: &Caller) -> Option<PathBuf> {
@@ -44,19 +49,56 @@ pub(super) fn certificates(plan: &Plan, roots: Option<&Path>, own: &str) -> Resu
     }
     pem.extend_from_slice(own.as_bytes());
     let asks = |step: &MountStep| matches!(step, MountStep::File { content: Content::JavaCertificates, .. });
-    let java = if plan.mounts.iter().any(asks) { java_store(&pem)? } else { Vec::new() };
+    let java = if plan.mounts.iter().any(asks) { java_store(&pem) } else { Vec::new() };
     Ok(Certificates { pem, java })
 }
 
-/// A PKCS #12 store of certificates to trust. What is no certificate is left out, as OpenSSL does.
-fn java_store(pem: &[u8]) -> Result<Vec<u8>, Error> {
-    let mut store = KeyStore::new();
-    for (number, der) in (0..).zip(CertificateDer::pem_slice_iter(pem).flatten()) {
-        if let Ok(certificate) = Certificate::from_der(&der) {
-            let number: u32 = number;
-            store.add_entry(&format!("trusted-{number}"), KeyStoreEntry::Certificate(certificate));
+/// Certificates to trust as a JKS store, which every Java opens without a password: it encrypts nothing, and without a password
+/// its digest is not looked at. What is no certificate is left out, as OpenSSL does.
+fn java_store(pem: &[u8]) -> Vec<u8> {
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem).flatten().collect();
+    let text = |store: &mut Vec<u8>, text: &str| {
+        store.extend((text.len() as u16).to_be_bytes());
+        store.extend(text.as_bytes());
+    };
+    let mut store = Vec::with_capacity(pem.len());
+    store.extend(MAGIC.to_be_bytes());
+    store.extend(VERSION.to_be_bytes());
+    store.extend((certificates.len() as u32).to_be_bytes());
+    for (number, certificate) in certificates.iter().enumerate() {
+        store.extend(TRUSTED.to_be_bytes());
+        text(&mut store, &format!("trusted-{number}"));
+        // When it was added, which nobody asks.
+        store.extend(0u64.to_be_bytes());
+        text(&mut store, "X.509");
+        store.extend((certificate.len() as u32).to_be_bytes());
+        store.extend_from_slice(certificate);
+    }
+    let mut digest = Sha1::new();
+    digest.update(PASSWORD.encode_utf16().flat_map(u16::to_be_bytes).collect::<Vec<u8>>());
+    digest.update(SALT);
+    digest.update(&store);
+    let digest = digest.finalize();
+    store.extend_from_slice(&digest);
+    store
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_for_java_holds_every_certificate() {
+        let pem = |bytes: &[u8]| {
+            use base64::Engine;
+            let text = base64::engine::general_purpose::STANDARD.encode(bytes);
+            format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
+        };
+        let store = java_store(format!("# comment\n{}{}", pem(b"first"), pem(b"second")).as_bytes());
+        assert_eq!(store[..12], [0xfe, 0xed, 0xfe, 0xed, 0, 0, 0, 2, 0, 0, 0, 2]);
+        for der in [&b"first"[..], b"second"] {
+            assert_eq!(store.windows(der.len()).filter(|part| *part == der).count(), 1);
         }
     }
-    let written = store.writer(PASSWORD).encryption_iterations(ROUNDS).mac_iterations(ROUNDS).write();
-    written.map_err(|e| Error::setup(format!("cannot make Java's store of certificates: {e}")))
 }
