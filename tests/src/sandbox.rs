@@ -109,10 +109,10 @@ impl Sandbox {
         self
     }
 
-    /// Has everything, sandboxed or not, started by this command, which starts what its arguments say in a directory that it
-    /// chooses itself.
+    /// Has everything, sandboxed or not, started by this command, which starts what its arguments say; several nest, the first
+    /// one outermost.
     pub fn by_way_of<S: AsRef<OsStr>>(mut self, way: impl IntoIterator<Item = S>) -> Self {
-        self.way = way.into_iter().map(|word| word.as_ref().to_owned()).collect();
+        self.way.extend(way.into_iter().map(|word| word.as_ref().to_owned()));
         self
     }
 

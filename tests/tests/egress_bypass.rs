@@ -149,7 +149,7 @@ for host in ('plain.test', 'read.test'):
         tell(f'absolute {host} {named}', exchange((address, 80), get(b'http://' + named + b'/@', host.encode())))
         if named != host.encode() + b':443': tell(f'absolute to the proxy {host} {named}', exchange(PROXY, get(b'http://' + named + b'/@', host.encode())))
     tell(f'two hosts {host}', exchange((address, 80), get(b'/@', host.encode(), b'Host: shared.test')))
-    tell(f'no host {host}', exchange((address, 80), b'GET /@ HTTP/1.1\\r\\n\\r\\n'))
+    tell(f'no host {host}', exchange((address, 80), b'GET /@ HTTP/1.1\\r\\n\\r\\n', patience=2))
 for named in (b'shared.test', b'other.test', b'read.test:8443', b''):
     tell(f'inside TLS {named}', exchange((socket.gethostbyname('read.test'), 443), get(b'/@', named), 'read.test'))
     tell(f'inside TLS, absolute {named}', exchange((socket.gethostbyname('read.test'), 443), get(b'https://' + named + b'/@', b'read.test'), 'read.test'))
