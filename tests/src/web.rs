@@ -11,7 +11,6 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
-use tempfile::TempDir;
 
 use crate::outcome::Outcome;
 use crate::sandbox::{PYTHON, Sandbox, fixture};
@@ -160,7 +159,8 @@ impl Route {
 fn keep(child: Child, dir: &Path) {
     // The pipe ends with this process; whoever reads the other end tidies up.
     let tidy = "cat; rm -rf \"$0\"";
-    let watched = Command::new("/bin/sh").args(["-c", tidy]).arg(dir).stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn();
+    let watched =
+        Command::new("/bin/sh").args(["-c", tidy]).arg(dir).stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn();
     std::mem::forget((child, watched));
 }
 

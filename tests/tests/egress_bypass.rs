@@ -78,7 +78,8 @@ print('END')";
         internet.never_saw(port, &result);
     }
     // With the address named, and without a sandbox, each is there.
-    let routes = [Route::rule("*.rebind.test", &[8080], "addresses = [\"10.1.2.3\", \"192.168.7.0/24\", \"169.254.169.254/32\"]")];
+    let routes =
+        [Route::rule("*.rebind.test", &[8080], "addresses = [\"10.1.2.3\", \"192.168.7.0/24\", \"169.254.169.254/32\"]")];
     let named = internet.with(&routes);
     let control = "for name in ['private', 'home', 'metadata', 'nat']: tell(name, exchange((name + '.rebind.test', 8080), get(b'/', name.encode() + b'.rebind.test:8080')))";
     let inside = probe(&named, control);
@@ -104,7 +105,8 @@ print('END')"
     assert!(seen.iter().all(|line| line["at"].as_str().unwrap().starts_with("93.184.216.34:")), "{seen:?}");
     // It did lead somewhere before, and leads inward outside.
     assert!(!seen.is_empty(), "{}", result.report());
-    plain_probe(&sandbox, &format!("tell('control', exchange(('{first}.flip.test', 80), get(b'/', b'x')))")).says("REACHED control");
+    plain_probe(&sandbox, &format!("tell('control', exchange(('{first}.flip.test', 80), get(b'/', b'x')))"))
+        .says("REACHED control");
 }
 
 #[test]
@@ -125,7 +127,12 @@ for name in same + alike:
     else: tell(f'direct {kind} {shown}', exchange(address, get(b'/@', host)))
 print('END')";
     let result = probe(&sandbox, program);
-    result.ok().says("END").never_says("REACHED absolute alike").never_says("REACHED tunnel alike").never_says("REACHED direct alike");
+    result
+        .ok()
+        .says("END")
+        .never_says("REACHED absolute alike")
+        .never_says("REACHED tunnel alike")
+        .never_says("REACHED direct alike");
     assert_eq!(result.out().matches(" same ").count(), 15, "{}", result.report());
     assert_eq!(result.out().matches("REACHED").count(), 15, "{}", result.report());
     let control = "for name in ['xplain.test', 'plain.test.evil.test', 'other.test']: tell('control', exchange((name, 80), get(b'/', name.encode())))";
@@ -166,7 +173,8 @@ print('END')";
     let control = "tell('control', exchange(('plain.test', 443), get(b'/', b'shared.test'), 'shared.test'))\ntell('control', exchange(('plain.test', 80), get(b'/', b'shared.test')))";
     let control = plain_probe(&sandbox, control);
     assert_eq!(control.ok().out().matches("REACHED").count(), 2, "{}", control.report());
-    let control = "for host in ('plain.test', 'read.test'): tell('control', exchange((host, 443), get(b'/', host.encode()), host))";
+    let control =
+        "for host in ('plain.test', 'read.test'): tell('control', exchange((host, 443), get(b'/', host.encode()), host))";
     assert_eq!(probe(&sandbox, control).ok().out().matches("REACHED").count(), 2);
     sandbox.sh("curl -sS --max-time 20 --http2 -H 'Host: read.test' https://read.test/").ok().says("GOT-IT");
 }

@@ -2,7 +2,7 @@
 //! requests are read.
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use hermes_tests::{CLIENT_ROUTES, Client, Internet, PYTHON, Route, Sandbox, http_packages, need, skip};
 
@@ -12,7 +12,7 @@ fn python(sandbox: &Sandbox, program: &str) -> String {
 }
 
 /// Packages that are not Python's own, in the workspace.
-fn with_packages(sandbox: &Sandbox, packages: &PathBuf) {
+fn with_packages(sandbox: &Sandbox, packages: &Path) {
     sandbox.plain_sh(&format!("cp -r '{}' packages", packages.display())).ok();
 }
 
@@ -33,7 +33,8 @@ fn wget() {
     need!("wget");
     let Some(internet) = Internet::here() else { return };
     let sandbox = internet.with(&CLIENT_ROUTES);
-    Client::new(&sandbox, "wget -q --ca-certificate=\"$SSL_CERT_FILE\" -t 1 -T 20 -O - \"$1/@\"").reaches_only_what_is_routed(internet);
+    Client::new(&sandbox, "wget -q --ca-certificate=\"$SSL_CERT_FILE\" -t 1 -T 20 -O - \"$1/@\"")
+        .reaches_only_what_is_routed(internet);
 }
 
 #[test]
@@ -116,7 +117,8 @@ fn openssl_client() {
     let Some(internet) = Internet::here() else { return };
     let sandbox = internet.with(&CLIENT_ROUTES);
     // Knows of no variables, and of TLS only.
-    let fetch = "host=${1#*://}; case $1 in https*) printf 'GET /@ HTTP/1.1\\r\\nHost: %s\\r\\nConnection: close\\r\\n\\r\\n' $host |
+    let fetch =
+        "host=${1#*://}; case $1 in https*) printf 'GET /@ HTTP/1.1\\r\\nHost: %s\\r\\nConnection: close\\r\\n\\r\\n' $host |
         timeout 20 openssl s_client -quiet -verify_return_error -CAfile \"$SSL_CERT_FILE\" -connect $host:443 -servername $host;;
         *) curl -sS --max-time 20 \"$1/@\";; esac";
     Client::new(&sandbox, fetch).reaches_only_what_is_routed(internet);
@@ -131,7 +133,9 @@ fn git_clones_and_pushes() {
     Client::new(&sandbox, fetch).reaches_only_what_is_routed(internet);
     let word = sandbox.canary("branch");
     let push = |name: &str| {
-        format!("git -c user.name=T -c user.email=t@example.test commit -q --allow-empty -m x && git push -q origin HEAD:{word}-{name}")
+        format!(
+            "git -c user.name=T -c user.email=t@example.test commit -q --allow-empty -m x && git push -q origin HEAD:{word}-{name}"
+        )
     };
     for name in ["plain", "read"] {
         let script = format!("git clone -q https://{name}.test/git/demo.git /tmp/got && cd /tmp/got && {}", push(name));

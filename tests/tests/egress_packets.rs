@@ -198,6 +198,7 @@ print('END')";
     let result = probe(&sandbox, program);
     result.ok().says("END").never_says("REACHED");
     internet.never_saw(&sandbox.canary("path"), &result);
-    let hosts = sandbox.plain_python(&sandbox.probe("tell('control', exchange(('::ffff:93.184.216.36', 80), get(b'/', b'plain.test')))"));
+    let hosts =
+        sandbox.plain_python(&sandbox.probe("tell('control', exchange(('::ffff:93.184.216.36', 80), get(b'/', b'plain.test')))"));
     hosts.ok().says("REACHED control");
 }

@@ -100,7 +100,8 @@ print('END')";
     let result = probe(&sandbox, program);
     result.ok().says("END");
     only_open_paths(internet, &sandbox, &result);
-    let control = "for host in ('read.test', 'plain.test'): tell('control', exchange((host, 80), get(b'/open/x', host.encode())))";
+    let control =
+        "for host in ('read.test', 'plain.test'): tell('control', exchange((host, 80), get(b'/open/x', host.encode())))";
     assert_eq!(probe(&sandbox, control).ok().out().matches("REACHED").count(), 2);
     let control = "tell('control', exchange(('read.test', 80), get(b'/closed', b'read.test')))";
     sandbox.plain_python(&sandbox.probe(control)).ok().says("REACHED control");
