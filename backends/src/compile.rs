@@ -227,7 +227,7 @@ fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tie
         },
         network,
         gateway,
-        connect: Vec::new(),
+        connect: policy.loopback.connect.iter().copied().filter(|_| network == NetworkPlan::Private).collect(),
         limits: limits(&policy.limits, host, tier),
         mounts,
         lost: Vec::new(),

@@ -14,6 +14,8 @@ use crate::reason::Reason;
 #[derive(Debug, Default)]
 pub struct Ruleset {
     rules: Vec<Arc<Rule>>,
+    /// Stands for all names where hosts that no rule is about are decided one by one.
+    any_name: Option<Pattern>,
     generation: u64,
 }
 
@@ -112,7 +114,12 @@ impl Ruleset {
         let plain =
             |rule: &Arc<Rule>| (rule.rules.paths.is_empty(), rule.rules.methods.is_empty(), !rule.rules.needs_inspection());
         rules.sort_by_key(plain);
-        Ok(Self { rules, generation: before.map_or(0, |before| before.generation + 1) })
+        Ok(Self { rules, any_name: None, generation: before.map_or(0, |before| before.generation + 1) })
+    }
+
+    /// The same, but every name gets an address, so that a connection to it can be decided.
+    pub fn with_any_name(self) -> Self {
+        Self { any_name: Some(Pattern::Below(String::new())), ..self }
     }
 
     /// Counted from 0.
@@ -134,6 +141,7 @@ impl Ruleset {
             .map(|rule| &rule.pattern)
             .filter(|pattern| pattern.matches(name))
             .max_by_key(|pattern| pattern.precision())
+            .or(self.any_name.as_ref())
     }
 
     /// What becomes of a connection to `host` on `port`?

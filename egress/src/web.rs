@@ -126,6 +126,7 @@ impl Session {
                 },
             },
         };
+        self.egress.consider(&host, port).await;
         match self.forward(&host, port, &parts, body, upgrade).await {
             Ok(response) => response,
             Err(reason) => self.refuse(Some(&host), port, &parts, reason),
@@ -145,6 +146,7 @@ impl Session {
             Ok(place) => place,
             Err(reason) => return self.refuse(None, 0, parts, reason),
         };
+        self.egress.consider(&host, port).await;
         let dialed = match self.egress.rules().admit(&host, port) {
             Err(reason) => Err(reason),
             Ok(Admission::Inspect) => Ok(None),

@@ -78,7 +78,7 @@ pub(crate) fn survey(policy: &Policy) -> Survey {
         Some(home) => [".config", ".cache", ".local/share"].iter().map(|below| home.join(below)).chain([home.clone()]).collect(),
         None => Vec::new(),
     };
-    let network = if network::routes(policy).is_empty() { Vec::new() } else { network::paths() };
+    let network = if network::is_mediated(policy) { network::paths() } else { Vec::new() };
     hermes_backends::survey::survey(paths_of(policy).into_iter().chain(network.iter().map(Path::new)), &hubs)
 }
 

@@ -1,5 +1,6 @@
 //! The program: command line, run, and everything that people see.
 
+mod approvals;
 mod args;
 mod beneath;
 mod changes;
@@ -77,6 +78,7 @@ fn dispatch(argv: Vec<OsString>) -> Result<u8, Error> {
         Parsed::Command(Command::Serve(args)) => session::serve(&args),
         Parsed::Command(Command::Session { action }) => session::session(action),
         Parsed::Command(Command::Shims { action }) => shims::shims(action),
+        Parsed::Command(Command::Approvals { action }) => approvals::approvals(action),
         Parsed::Command(Command::Check(args)) => check::check(args),
         Parsed::Command(Command::Completions { shell }) => pages::completions(shell).map(|()| 0),
         Parsed::Command(Command::Man { subcommand }) => pages::man(subcommand.as_deref()).map(|()| 0),

@@ -24,6 +24,8 @@ fn policy() -> Policy {
         ],
         environment: EnvironmentRules::default(),
         network: Network::Off,
+        unknown_hosts: Default::default(),
+        loopback: Default::default(),
         unix: UnixRules::default(),
         mcp: hermes_profiles::McpRules::default(),
         limits: Limits::default(),

@@ -65,6 +65,7 @@ impl Egress {
 
 impl Passing<'_> {
     async fn run(&self, stream: TcpStream, mut before: BytesMut, dialed: Option<Dialed>) -> Result<(), Reason> {
+        self.egress.consider(&self.host, self.port).await;
         let mut changes = self.egress.changes();
         let rules = Arc::clone(&changes.borrow_and_update());
         let rule = match rules.admit(&self.host, self.port) {

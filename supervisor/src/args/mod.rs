@@ -1,5 +1,6 @@
 //! The command line as it was written. Nothing is decided here; see [`crate::request`].
 
+mod approvals;
 mod changes;
 mod check;
 pub(crate) mod docker;
@@ -15,6 +16,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::error::Error;
 use crate::usage;
+pub(crate) use approvals::Approvals;
 pub(crate) use changes::{Changes, ChangesOf, Colour};
 pub(crate) use check::{Check, CheckArgs, CheckCommand};
 pub(crate) use policy::{Net, PolicyArgs, TierArg};
@@ -83,6 +85,12 @@ pub(crate) enum Command {
     Changes {
         #[command(subcommand)]
         action: Changes,
+    },
+    /// Connections that wait for a person's answer (`--net ask`)
+    #[command(after_help = approvals::HELP)]
+    Approvals {
+        #[command(subcommand)]
+        action: Approvals,
     },
     /// Judge a command or a tool call by its text: advice that prevents accidents, never the boundary
     Check(CheckArgs),

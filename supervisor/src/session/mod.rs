@@ -94,7 +94,7 @@ fn open_and_attend(
     let opened = engine::open(&prepared, &held, guards.as_mut(), log)?;
     let (sandbox, environment, group, way_out) = opened.parts();
     more_descriptors();
-    let live = Live::new(sandbox, prepared, environment, guards, args.name.clone(), std::mem::take(log));
+    let live = Live::new(sandbox, prepared, environment, (guards, way_out), args.name.clone(), std::mem::take(log));
     if let Some(place) = &place {
         place.ready()?;
     }
@@ -106,7 +106,7 @@ fn open_and_attend(
     // Tasks hold the sandbox, too.
     drop(local);
     runtime.shutdown_background();
-    let guards = live.guards.take();
+    let (guards, way_out) = (live.guards.take(), live.way_out.take());
     *log = live.log.take();
     drop(live);
     engine::close(group, guards, way_out, log)?;
