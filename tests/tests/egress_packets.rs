@@ -46,12 +46,12 @@ for family in (socket.AF_PACKET, socket.AF_VSOCK, socket.AF_NETLINK, 9, 30, 37):
 for protocol in (132, 33, 262):
     try:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, protocol); sock.settimeout(5)
-        sock.connect(('93.184.216.36', 80)); sock.sendall(get(b'/@', b'other.test')); tell(f'protocol {{protocol}}', sock.recv(1000))
+        sock.connect(('93.184.216.36', 80)); sock.sendall(get(b'/@', b'other.test')); tell(f'protocol {{protocol}}', hear(sock))
     except OSError as error: print('refused protocol', protocol, error)
 for port in (80, 443, 8080):
     try:
         sock = socket.socket(); sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('ll', 5, 0))
-        sock.sendto(get(b'/@', b'other.test'), socket.MSG_FASTOPEN, ('93.184.216.36', port)); tell(f'fast open {{port}}', sock.recv(1000))
+        sock.sendto(get(b'/@', b'other.test'), socket.MSG_FASTOPEN, ('93.184.216.36', port)); tell(f'fast open {{port}}', hear(sock))
     except OSError as error: print('refused fast open', port, error)
 print('END')"
     );
