@@ -401,8 +401,8 @@ impl Egress {
         &self.dialer
     }
 
-    pub(crate) fn secrets(&self) -> &dyn Secrets {
-        &*self.config.secrets
+    pub(crate) fn secrets(&self) -> &Arc<dyn Secrets> {
+        &self.config.secrets
     }
 
     pub(crate) fn clients(&self) -> Result<&Clients, Reason> {

@@ -31,10 +31,12 @@ use crate::policy::{Admission, Decision, Request as Wanted, Rule};
 use crate::proxy::{Connection, Egress, revoked};
 use crate::reason::{Reason, Refusal};
 use crate::relay;
+use crate::scan::Scanner;
 use crate::secret::{self, Injected};
 use crate::stream::Counted;
 use crate::upstream::{Body, Target, Upstreams};
 
+use answer::Watch;
 pub(crate) use target::Entry;
 
 /// Bytes of a request head. Cookies of some sites need more than the usual 8 KiB.
@@ -201,7 +203,7 @@ impl Session {
             outgoing.parts.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
             outgoing.parts.headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
         }
-        let injected = secret::inject(&mut outgoing.parts, rule.rules.secret.as_ref(), egress.secrets())?;
+        let injected = secret::inject(&mut outgoing.parts, rule.rules.secret.as_ref(), egress.secrets()).await?;
         let request = Request::from_parts(outgoing.parts, limited(parts, body, rule.rules.max_body)?);
         let clients = if outgoing.target.tls { Some(egress.clients()?) } else { None };
         let sent = self.upstreams.send(&outgoing.target, &outgoing.place, egress.dialer(), clients, request).await;
@@ -209,7 +211,11 @@ impl Session {
             Some(limit) if failed.too_large => Reason::BodyTooLarge { limit },
             _ => failed.reason,
         })?;
-        self.record(&wanted, &rule, injected, response.status());
+        self.record(&wanted, &rule, injected.as_ref(), response.status());
+        let watch = injected.and_then(|injected| self.watch(&wanted, injected));
+        if let Some(watch) = &watch {
+            answer::hide(&mut response, watch);
+        }
         let lasting = Lasting {
             egress: Arc::clone(egress),
             host: host.clone(),
@@ -226,11 +232,11 @@ impl Session {
             self.websocket(upgrade, outside, revoked(changes, still));
             return Ok(answer::switching(response));
         }
-        Ok(answer::passed_on(response, Box::pin(revoked(changes, still))))
+        Ok(answer::passed_on(response, Box::pin(revoked(changes, still)), watch))
     }
 
-    fn record(&self, wanted: &Wanted<'_>, rule: &Rule, injected: Option<Injected>, status: StatusCode) {
-        if let Some(injected) = &injected {
+    fn record(&self, wanted: &Wanted<'_>, rule: &Rule, injected: Option<&Injected>, status: StatusCode) {
+        if let Some(injected) = injected {
             self.egress.secrets().answered(&injected.name, injected.member, status.as_u16());
         }
         self.egress.emit(Event::Requested {
@@ -239,9 +245,21 @@ impl Session {
             method: wanted.method.to_owned(),
             path: wanted.path.to_owned(),
             status: status.as_u16(),
-            secret: injected.map(|injected| injected.name),
+            secret: injected.map(|injected| injected.name.clone()),
             rule: rule.origin.clone(),
         });
+    }
+
+    /// Looks in the answer for the secret that the request carried.
+    fn watch(&self, wanted: &Wanted<'_>, injected: Injected) -> Option<Watch> {
+        let scanner = Scanner::new(injected.carried)?;
+        let (egress, host, port) = (Arc::clone(&self.egress), wanted.host.clone(), wanted.port);
+        let (path, secret) = (wanted.path.to_owned(), injected.name);
+        let tell = move |place| {
+            let (host, path, secret) = (host.clone(), path.clone(), secret.clone());
+            egress.emit(Event::SecretEchoed { host, port, path, secret, place });
+        };
+        Some(Watch { scanner, tell: Box::new(tell) })
     }
 
     fn websocket(&self, inside: OnUpgrade, outside: OnUpgrade, revoked: impl Future<Output = ()> + Send + 'static) {

@@ -30,6 +30,7 @@ mod run;
 #[cfg(test)]
 mod sample;
 mod scratch;
+mod secrets;
 mod session;
 mod shims;
 mod start;
@@ -74,6 +75,7 @@ fn dispatch(argv: Vec<OsString>) -> Result<u8, Error> {
         Parsed::Command(Command::Doctor { json, verbose }) => doctor::doctor(&engine::measure_now(), json, verbose),
         Parsed::Command(Command::Profiles { action }) => profiles::profiles(action),
         Parsed::Command(Command::Quarantine { action }) => quarantine::quarantine(action),
+        Parsed::Command(Command::Secrets { action }) => secrets::secrets(action),
         Parsed::Command(Command::Changes { action }) => changes::changes(action),
         Parsed::Command(Command::Serve(args)) => session::serve(&args),
         Parsed::Command(Command::Session { action }) => session::session(action),

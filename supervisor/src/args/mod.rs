@@ -6,6 +6,7 @@ mod check;
 pub(crate) mod docker;
 mod policy;
 mod quarantine;
+mod secrets;
 mod session;
 mod shims;
 
@@ -21,7 +22,8 @@ pub(crate) use changes::{Changes, ChangesOf, Colour};
 pub(crate) use check::{Check, CheckArgs, CheckCommand};
 pub(crate) use policy::{Net, PolicyArgs, TierArg};
 pub(crate) use quarantine::{BringArgs, Quarantine, QuarantineArgs};
-pub(crate) use session::{ExecArgs, ServeArgs, Session};
+pub(crate) use secrets::{AddArgs, Secrets};
+pub(crate) use session::{ExecArgs, ServeArgs, Session, SessionPolicy};
 pub(crate) use shims::{InstallArgs, ShimName, Shims};
 
 const EXIT_STATUS: &str = "\
@@ -91,6 +93,12 @@ pub(crate) enum Command {
     Approvals {
         #[command(subcommand)]
         action: Approvals,
+    },
+    /// Keep credentials that a sandbox may use and never sees
+    #[command(after_help = secrets::HELP)]
+    Secrets {
+        #[command(subcommand)]
+        action: Secrets,
     },
     /// Judge a command or a tool call by its text: advice that prevents accidents, never the boundary
     Check(CheckArgs),

@@ -11,6 +11,7 @@ mod live;
 mod mcp;
 pub(crate) mod place;
 pub(crate) mod protocol;
+mod routes;
 mod server;
 mod shell;
 mod streams;
@@ -138,7 +139,9 @@ async fn attend(
 ) -> io::Result<Reason> {
     report(&live, "init", Rc::clone(&live).listen());
     report(&live, "guarded files", Rc::clone(&live).guard());
-    let signals = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+    let mut signals = vec![SignalKind::terminate(), SignalKind::interrupt()];
+    // Who has no terminal hears of its end no other way, and of nothing else by it.
+    signals.extend((!args.detached).then(SignalKind::hangup));
     for kind in signals {
         let (mut signal, live) = (signal(kind)?, Rc::clone(&live));
         spawn_local(async move {
@@ -177,8 +180,18 @@ async fn attend(
             });
         }
     }
+    let reload = async {
+        match args.detached {
+            true => Rc::clone(&live).reload_at_hangup(&args.policy).await,
+            false => std::future::pending().await,
+        }
+    };
     let reason = tokio::select! {
         reason = live.is_over() => reason,
+        failed = reload => {
+            failed?;
+            Reason::Failed
+        }
         () = is_lost(place) => {
             output::complain("the session ends, because its directory was taken away and nobody can reach it");
             live.stop(Reason::Stopped);
