@@ -31,6 +31,8 @@
 //! - Methods that a framework reads from a query or a body (`_method`), and placeholders in bodies or in another encoding than Basic.
 //! - Secrets that a server sends back compressed, in any other encoding or in pieces, or after an upgrade; what is looked for is in
 //!   [`scan`]. Copies of a value that the HTTP library makes are not wiped.
+//! - Requests of HTTP/1 are read more strictly than RFC 9112 asks: lines that end with a bare LF, one length twice, and codings
+//!   other than `chunked` are refused, since readers disagree about them.
 //! - HTTP/2 without TLS and WebSocket over HTTP/2 are not offered; HTTP/3 is not, since UDP leads nowhere but to DNS.
 
 pub mod address;

@@ -159,28 +159,28 @@ impl Ruleset {
 
     /// What becomes of a request?
     pub fn decide(&self, request: &Request<'_>) -> Decision {
-        let mut reason = self.no_way(request.host);
+        let mut reason = None;
         let mut readings = None;
         for rule in self.rules_for(request.host, request.port) {
             if !rule.rules.methods.is_empty() && !rule.rules.methods.iter().any(|method| method == request.method) {
                 // Of several reasons the path's says most: some rule allows the method.
-                if !matches!(reason, Reason::Path | Reason::AmbiguousPath { .. }) {
-                    reason = Reason::Method;
+                if !matches!(reason, Some(Reason::Path | Reason::AmbiguousPath { .. })) {
+                    reason = Some(Reason::Method);
                 }
                 continue;
             }
             if !rule.rules.paths.is_empty() {
                 let readings = readings.get_or_insert_with(|| path::readings(request.path));
                 if let Some(why) = outside(readings, &rule.rules.paths) {
-                    if !matches!(reason, Reason::AmbiguousPath { .. }) {
-                        reason = why;
+                    if !matches!(reason, Some(Reason::AmbiguousPath { .. })) {
+                        reason = Some(why);
                     }
                     continue;
                 }
             }
             return Decision::Allow(Arc::clone(rule));
         }
-        Decision::Refuse(reason)
+        Decision::Refuse(reason.unwrap_or_else(|| self.no_way(request.host)))
     }
 
     fn no_way(&self, host: &Host) -> Reason {

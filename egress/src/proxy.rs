@@ -355,11 +355,11 @@ impl Egress {
             }
             Kind::Explicit => {
                 let stream = Counted::new(bytes::Bytes::new(), stream, Arc::clone(&connection.meter));
-                web::serve(&self, &connection, stream, Entry::Proxy, Protocol::Http1, None).await;
+                Box::pin(web::serve(&self, &connection, stream, Entry::Proxy, Protocol::Http1, None)).await;
             }
             Kind::Dns => {
                 // A query that breaks off is nobody's loss.
-                let _ = crate::dns::serve_tcp(&self, stream).await;
+                let _ = Box::pin(crate::dns::serve_tcp(&self, stream)).await;
             }
         }
     }

@@ -42,6 +42,8 @@ mod request;
 mod sample;
 #[path = "../src/scratch.rs"]
 mod scratch;
+#[path = "../src/secrets/mod.rs"]
+mod secrets;
 #[path = "../src/start.rs"]
 mod start;
 #[path = "../src/state/mod.rs"]

@@ -99,7 +99,7 @@ impl Passing<'_> {
             deny(&stream, &opened.first);
             return Err(reason);
         }
-        self.relay(&stream, &before, opened, &rule, changes).await
+        Box::pin(self.relay(&stream, &before, opened, &rule, changes)).await
     }
 
     /// Dials, and reads until the client has shown what it is. Servers that speak first are listened to meanwhile.
@@ -166,7 +166,7 @@ impl Passing<'_> {
         let shown = self.shown(&stream, &mut before).await;
         let refused = match &shown {
             Ok(First::Tls { server_name, encrypted }) => match self.check_name(server_name.as_deref(), *encrypted) {
-                Ok(()) => return self.terminate(stream, before).await,
+                Ok(()) => return Box::pin(self.terminate(stream, before)).await,
                 Err(reason) => reason,
             },
             Ok(First::Http { h2: false }) => {

@@ -28,6 +28,7 @@ use crate::approvals::{Approvals, Scope};
 use crate::error::{Error, Kind};
 use crate::events::Log;
 use crate::output;
+use crate::secrets::sandbox::SandboxSecrets;
 use told::Told;
 use unknown::{Ask, Audit};
 
@@ -44,6 +45,7 @@ const ROOTS: &[&str] = &[
 pub(crate) struct WayOut {
     egress: Arc<Egress>,
     told: Arc<Told>,
+    placeholders: Vec<(String, String)>,
     gateway: Option<GatewayPlan>,
     roots: Option<PathBuf>,
     /// Sockets on the host that lead to ports inside, until they are served.
@@ -89,13 +91,23 @@ impl WayOut {
         let mut config = Config::new(&policy.profile);
         config.events = Arc::clone(&told) as _;
         config.unknown = unknown_hosts(policy, caller, &told)?;
+        let to_tell = Arc::clone(&told);
+        let secrets = SandboxSecrets::open(caller, policy, move |notice| to_tell.note(notice))?;
+        secrets.require()?;
+        let placeholders = secrets.variables();
+        config.secrets = Arc::new(secrets);
         config.outer = outer_proxy(caller)?;
         let egress = Egress::new(config, routes(policy)).map_err(|e| Error::new(Kind::Policy, e.to_string()))?;
         let named = caller.variable("SSL_CERT_FILE").map(PathBuf::from);
         let roots = named.into_iter().chain(ROOTS.iter().map(PathBuf::from)).find(|path| path.exists());
         let published = publish.iter().map(|port| loopback::publish(*port)).collect::<Result<_, _>>()?;
         let gateway = plan.gateway.clone();
-        Ok(Some(Self { egress, told, gateway, roots, published, thread: None, changes: VecDeque::new() }))
+        Ok(Some(Self { egress, told, placeholders, gateway, roots, published, thread: None, changes: VecDeque::new() }))
+    }
+
+    /// Variables that programs expect secrets in, and what stands in the place of these inside.
+    pub(crate) fn placeholders(&self) -> &[(String, String)] {
+        &self.placeholders
     }
 
     /// What is trusted inside: the system's certificates, and the proxy's own.

@@ -38,12 +38,15 @@ impl Unknown for Audit {
     }
 }
 
+/// Host and port.
+type Place = (String, u16);
+
 /// A person is asked, once for every place.
 pub(super) struct Ask {
     approvals: Approvals,
     scope: Scope,
     told: Arc<Told>,
-    answers: Mutex<BTreeMap<(String, u16), Arc<OnceCell<bool>>>>,
+    answers: Mutex<BTreeMap<Place, Arc<OnceCell<bool>>>>,
 }
 
 impl Ask {

@@ -5,8 +5,6 @@
 
 mod input;
 mod pool;
-// Not yet used by what starts a sandbox.
-#[allow(dead_code)]
 pub(crate) mod sandbox;
 mod source;
 mod store;

@@ -116,11 +116,6 @@ impl SandboxSecrets {
         self.secrets.values().filter_map(variable).collect()
     }
 
-    /// What cannot be had, as far as that can be told without running anything.
-    pub(crate) fn missing(&self) -> &[Missing] {
-        &self.missing
-    }
-
     /// Refuses to start without what the policy's routes need.
     ///
     /// # Errors

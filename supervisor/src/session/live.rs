@@ -352,7 +352,7 @@ impl Live {
             (Some(_), Some(environment), _) => environment.clone(),
             (_, _, Some(caller)) => {
                 let variables = caller.iter().map(|(name, value)| variable(name, value)).collect::<Result<Vec<_>, _>>()?;
-                engine::environment_for(&prepared, variables.into_iter())
+                engine::environment_for(&prepared, self.way_out.borrow().as_ref(), variables.into_iter())
             }
             _ => self.environment.clone(),
         };

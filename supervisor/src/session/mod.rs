@@ -34,7 +34,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::{LocalSet, spawn_local};
 
 use crate::args::ServeArgs;
-use crate::engine;
+use crate::engine::{self, Opened};
 use crate::error::Error;
 use crate::events::Log;
 use crate::output;
@@ -92,8 +92,7 @@ fn open_and_attend(
     let caller = prepared.caller.clone();
     let held: Vec<_> = overlaid.iter().map(crate::changes::Overlaid::lock).collect();
     // From the first thread, before the runtime: init dies with the thread that made it, prctl(2).
-    let opened = engine::open(&prepared, &held, guards.as_mut(), log)?;
-    let (sandbox, environment, group, way_out) = opened.parts();
+    let Opened { sandbox, environment, way_out, group } = engine::open(&prepared, &held, guards.as_mut(), log)?;
     more_descriptors();
     let live = Live::new(sandbox, prepared, environment, (guards, way_out), args.name.clone(), std::mem::take(log));
     if let Some(place) = &place {

@@ -42,8 +42,8 @@ fn only_what_routes_name_and_only_of_this_profile() {
     for name in ["unused", "theirs", "gone", "unset", "never"] {
         assert_eq!((value(&secrets, name), secrets.placeholder(name)), (None, None), "{name}");
     }
-    let why = |name: &str| secrets.missing().iter().find(|missing| missing.name == name).unwrap().why.clone();
-    assert_eq!(secrets.missing().len(), 4);
+    let why = |name: &str| secrets.missing.iter().find(|missing| missing.name == name).unwrap().why.clone();
+    assert_eq!(secrets.missing.len(), 4);
     assert!(why("theirs").contains("only for other") && why("gone").contains("suppressed"));
     assert!(why("unset").contains("NOT_SET") && why("never").contains("not added"));
     let error = secrets.require().unwrap_err();
