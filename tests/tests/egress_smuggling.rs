@@ -1,7 +1,7 @@
 //! Requests that two readers could take for different ones: what arrives was read, decided and written anew.
 #![allow(clippy::unwrap_used)]
 
-use hermes_tests::{Internet, Outcome, Route, Sandbox};
+use hermes_tests::{Internet, Outcome, Route, Sandbox, http_packages, skip};
 
 const READ: Route = Route::rule("read.test", &[80, 443], "methods = [\"GET\", \"POST\"]\npaths = [\"/open/**\"]");
 /// Read as well: whoever speaks HTTP without TLS is.
@@ -105,4 +105,67 @@ print('END')";
     assert_eq!(probe(&sandbox, control).ok().out().matches("REACHED").count(), 2);
     let control = "tell('control', exchange(('read.test', 80), get(b'/closed', b'read.test')))";
     sandbox.plain_python(&sandbox.probe(control)).ok().says("REACHED control");
+}
+
+#[test]
+fn streams_that_become_other_requests_in_the_older_protocol() {
+    let Some(internet) = Internet::here() else { return };
+    let packages = match http_packages() {
+        Ok(packages) => packages,
+        Err(why) => skip!("{why}"),
+    };
+    let sandbox = internet.with(&[READ]);
+    sandbox.plain_sh(&format!("cp -r '{}' packages", packages.display())).ok();
+    let program = "
+sys.path.insert(0, './packages')
+import h2.connection, h2.config, h2.events
+def stream(name, fields, body=b'', trailers=None):
+    config = h2.config.H2Configuration(validate_outbound_headers=False, normalize_outbound_headers=False, header_encoding=None, validate_inbound_headers=False)
+    connection, answer = h2.connection.H2Connection(config), b''
+    tls = context(); tls.set_alpn_protocols(['h2'])
+    try:
+        sock = tls.wrap_socket(socket.create_connection(('read.test', 443), 10), server_hostname='read.test'); sock.settimeout(3)
+        assert sock.selected_alpn_protocol() == 'h2'
+        connection.initiate_connection()
+        connection.send_headers(1, fields, end_stream=not body and not trailers)
+        if body: connection.send_data(1, body, end_stream=not trailers)
+        if trailers: connection.send_headers(1, trailers, end_stream=True)
+        sock.sendall(connection.data_to_send())
+        ended = False
+        while not ended and (data := sock.recv(65536)):
+            for event in connection.receive_data(data):
+                if isinstance(event, h2.events.ResponseReceived): answer += b'%s ' % dict(event.headers)[b':status']
+                if isinstance(event, h2.events.DataReceived): answer += event.data
+                ended = ended or isinstance(event, (h2.events.StreamEnded, h2.events.StreamReset, h2.events.ConnectionTerminated))
+            sock.sendall(connection.data_to_send())
+    except (OSError, AssertionError, h2.exceptions.H2Error) as error: answer += f'({error!r})'.encode()
+    tell(name, answer)
+def head(method=b'GET', path=b'/open/x', authority=b'read.test', scheme=b'https', *more):
+    return [(b':method', method), (b':scheme', scheme), (b':authority', authority), (b':path', path), *more]
+usual = (b'GET', b'/open/x', b'read.test', b'https')
+stream('honest', head())
+stream('honest post', head(b'POST'), b'body')
+inner = b'GET /@/hidden HTTP/1.1\\r\\nHost: read.test\\r\\n\\r\\n'
+for path in (b'/open/x HTTP/1.1\\r\\nHost: read.test\\r\\n\\r\\n' + inner, b'/open/x\\r\\n\\r\\n' + inner, b'/open/x\\n' + inner, b'/open/x /@', b'*', b'', b'@', b'open/@', b'http://other.test/@', b'//other.test/@', b'/open/../@', b'/@#/open/', b'/open/\\0/@'):
+    stream(f'path {path}', head(path=path))
+for method in (b'GET /@ HTTP/1.1\\r\\nX:', b'GET\\r\\n', b'get', b'', b'PUT', b'TRACE'):
+    stream(f'method {method}', head(method, b'/@/method'))
+for authority in (b'other.test', b'read.test\\r\\nX: y', b'read.test:8443', b'x@read.test', b'read.test/@', b'', b'read.test, other.test', b'127.0.0.1'):
+    stream(f'authority {authority}', head(b'GET', b'/open/@', authority))
+for scheme in (b'http', b'ftp', b'https://other.test/@?', b'', b'https\\r\\n'):
+    stream(f'scheme {scheme}', head(scheme=scheme))
+for field in ((b'x', b'y\\r\\nGET /@ HTTP/1.1\\r\\nHost: read.test\\r\\n\\r\\n'), (b'x\\r\\ny', b'z'), (b'x: y\\r\\nz', b'z'), (b'x', b'y\\0'), (b'', b'y'), (b'X', b'y'), (b'host', b'other.test'), (b'connection', b'upgrade'), (b'transfer-encoding', b'chunked'),
+              (b'content-length', b'0'), (b'content-length', b'4, 5'), (b'content-length', b'-1'), (b'upgrade', b'websocket'), (b'te', b'chunked'), (b':authority', b'other.test'), (b':path', b'/@'), (b':unknown', b'x'), (b' transfer-encoding', b'chunked'), (b'expect', b'100-continue'), (b'proxy-connection', b'x')):
+    stream(f'field {field}', head(b'POST', b'/open/@', b'read.test', b'https', field), b'0\\r\\n\\r\\n' + inner)
+stream('two lengths', head(b'POST', b'/open/@', b'read.test', b'https', (b'content-length', b'0'), (b'content-length', b'%d' % len(inner))), inner)
+stream('no authority', [(b':method', b'GET'), (b':scheme', b'https'), (b':path', b'/open/@'), (b'host', b'other.test')])
+stream('pseudo late', [(b':method', b'GET'), (b':scheme', b'https'), (b'x', b'y'), (b':authority', b'read.test'), (b':path', b'/@')])
+stream('trailers', head(b'POST', b'/open/@'), b'x', [(b':path', b'/@'), (b'host', b'other.test'), (b'content-length', b'5')])
+stream('connect', [(b':method', b'CONNECT'), (b':authority', b'other.test:80')], get(b'/@', b'other.test'))
+stream('extended connect', [(b':method', b'CONNECT'), (b':protocol', b'websocket'), (b':scheme', b'https'), (b':authority', b'read.test'), (b':path', b'/@')])
+print('END')";
+    let result = probe(&sandbox, program);
+    result.ok().says("END").says("REACHED honest ").says("REACHED honest post");
+    only_open_paths(internet, &sandbox, &result);
+    assert!(!internet.seen(&sandbox.canary("path")).is_empty(), "positive control\n{}", result.report());
 }
