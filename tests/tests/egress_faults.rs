@@ -7,7 +7,7 @@ use hermes_tests::{Internet, Live, PYTHON, Route, Sandbox, assert_gone, need, wa
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-const PORTS: &[u16] = &[80, 443, 7001, 7002, 7003, 7004, 7005, 7006, 7007];
+const PORTS: &[u16] = &[80, 443, 7001, 7002, 7003, 7004, 7005, 7006, 7007, 7008];
 const ROUTES: [Route; 2] = [Route::to("plain.test", PORTS), Route::rule("read.test", PORTS, "methods = [\"GET\"]")];
 
 /// A shell function that fetches and tells `NAME status: what came`.
@@ -62,6 +62,28 @@ tell('read', exchange(('read.test', 7006), b'\\0\\1\\2'))";
     let result = sandbox.python(&sandbox.probe(program));
     assert_eq!(result.ok().out().matches("REACHED").count(), 5, "{}", result.report());
     result.says("REACHED first").says("refused read");
+}
+
+#[test]
+fn what_is_sent_arrives_in_whole() {
+    let Some(internet) = Internet::here() else { return };
+    let sandbox = internet.with(&ROUTES);
+    let word = sandbox.canary("sent");
+    // The server ends when it has heard the end.
+    let program = format!(
+        "
+for place in (('plain.test', 7008), None):
+    sock = socket.create_connection(place or PROXY); sock.settimeout(60)
+    if not place:
+        sock.sendall(b'CONNECT plain.test:7008 HTTP/1.1\\r\\nHost: plain.test:7008\\r\\n\\r\\n')
+        while not sock.recv(1000).endswith(b'\\r\\n\\r\\n'): pass
+    sock.sendall(b'\\0{word}' + b'x' * 3000000); sock.shutdown(socket.SHUT_WR)
+    print('ENDED', sock.recv(1))"
+    );
+    let result = sandbox.python(&sandbox.probe(&program));
+    assert_eq!(result.ok().out().matches("ENDED b''").count(), 2, "{}", result.report());
+    let seen = internet.seen(&word);
+    assert_eq!(seen.iter().filter(|line| line["length"] == 3_000_001 + word.len()).count(), 2, "{seen:?}");
 }
 
 #[test]

@@ -104,7 +104,7 @@ tell('by the proxy', exchange(PROXY, get(b'http://127.0.0.1:631/@', b'127.0.0.1:
 tell('by the proxy', exchange(PROXY, get(b'http://localhost:631/@', b'localhost:631')))
 listener = socket.create_server(('127.0.0.1', 8091)); hidden = socket.create_server(('127.0.0.1', 8092)); wide = socket.create_server(('0.0.0.0', 8093))
 print('READY', flush=True); open('ready', 'w').close()
-sock = listener.accept()[0]; sock.recv(100); sock.sendall(b'GOT-IT'); sock.close()";
+sock = listener.accept()[0]; sock.recv(100); sock.sendall(b'GOT-IT'); sock.recv(1)";
     let mut command = both.inside([PYTHON, "-c", &both.probe(program)]);
     let live = Live::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
     assert!(wait_until(40, || both.workspace.join("ready").exists()));
