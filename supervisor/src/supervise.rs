@@ -68,7 +68,7 @@ pub(crate) struct Along<'a> {
 
 impl Along<'_> {
     fn start(&mut self, plan: &Plan, handed: &[HandedFd<'_>], command: &[OsString]) -> Result<Sandbox, Error> {
-        let certificates = self.way_out.as_ref().map(|way_out| way_out.certificates()).transpose()?.unwrap_or_default();
+        let certificates = self.way_out.as_ref().map(|way_out| way_out.certificates(plan)).transpose()?.unwrap_or_default();
         let to_error = |error: StepError| failed(&error, command);
         let sandbox = Sandbox::start(plan, handed, (self.cgroups, self.held), certificates).map_err(to_error)?;
         if let Some(way_out) = &mut self.way_out {

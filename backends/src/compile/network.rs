@@ -85,10 +85,6 @@ fn certificates() -> PathBuf {
     Path::new(MARKER).join("certificates.pem")
 }
 
-fn java_certificates() -> PathBuf {
-    Path::new(MARKER).join("certificates.p12")
-}
-
 /// Files that stand inside.
 pub fn files(gateway: &GatewayPlan, view: &View, survey: &Survey) -> Vec<(PathBuf, Content)> {
     // Where a symlink leads; what is not there cannot be covered in a tree of the host.
@@ -114,7 +110,7 @@ pub fn files(gateway: &GatewayPlan, view: &View, survey: &Survey) -> Vec<(PathBu
         let over = |paths: &[&str], content: Content| -> Vec<_> {
             paths.iter().filter_map(|path| there(path)).map(|real| (real, content.clone())).collect()
         };
-        files.extend([(certificates(), Content::Certificates), (java_certificates(), Content::JavaCertificates)]);
+        files.push((certificates(), Content::Certificates));
         files.extend(over(BUNDLES, Content::Certificates));
         files.extend(over(JAVA_STORES, Content::JavaCertificates));
     }

@@ -2,12 +2,13 @@
 
 mod loopback;
 mod told;
+mod trust;
 mod unknown;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use hermes_backends::compile::network::{MOST_PORTS, routes};
@@ -31,15 +32,6 @@ use crate::output;
 use crate::secrets::sandbox::SandboxSecrets;
 use told::Told;
 use unknown::{Ask, Audit};
-
-/// Where systems keep the certificates that they trust, PEM.
-const ROOTS: &[&str] = &[
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-];
 
 /// The way out of one sandbox, and what its loopback shares with the host's. Connections end when it is dropped.
 pub(crate) struct WayOut {
@@ -98,8 +90,7 @@ impl WayOut {
         config.secrets = Arc::new(secrets);
         config.outer = outer_proxy(caller)?;
         let egress = Egress::new(config, routes(policy)).map_err(|e| Error::new(Kind::Policy, e.to_string()))?;
-        let named = caller.variable("SSL_CERT_FILE").map(PathBuf::from);
-        let roots = named.into_iter().chain(ROOTS.iter().map(PathBuf::from)).find(|path| path.exists());
+        let roots = trust::roots(caller);
         let published = publish.iter().map(|port| loopback::publish(*port)).collect::<Result<_, _>>()?;
         let gateway = plan.gateway.clone();
         Ok(Some(Self { egress, told, placeholders, gateway, roots, published, thread: None, changes: VecDeque::new() }))
@@ -111,24 +102,12 @@ impl WayOut {
     }
 
     /// What is trusted inside: the system's certificates, and the proxy's own.
-    pub(crate) fn certificates(&self) -> Result<Certificates, Error> {
-        if !self.inspects() {
+    pub(crate) fn certificates(&self, plan: &Plan) -> Result<Certificates, Error> {
+        if !self.gateway.as_ref().is_some_and(|gateway| gateway.inspects) {
             return Ok(Certificates::default());
         }
         let own = self.egress.authority().map_err(|e| Error::setup(e.to_string()))?.pem();
-        let mut pem = match &self.roots {
-            Some(path) => std::fs::read(path).map_err(|e| cannot_read(path, &e))?,
-            None => Vec::new(),
-        };
-        if !pem.is_empty() && !pem.ends_with(b"\n") {
-            pem.push(b'\n');
-        }
-        pem.extend_from_slice(own.as_bytes());
-        Ok(Certificates { pem, java: Vec::new() })
-    }
-
-    fn inspects(&self) -> bool {
-        self.gateway.as_ref().is_some_and(|gateway| gateway.inspects)
+        trust::certificates(plan, self.roots.as_deref(), own)
     }
 
     /// Starts the thread, once there is a sandbox. What is served it is told by [`hear`](Self::hear).
@@ -299,10 +278,6 @@ fn outer_proxy(caller: &Caller) -> Result<Option<OuterProxy>, Error> {
     parsed.map(Some).map_err(|why| {
         Error::setup(format!("the proxy of {name} cannot be used: {why}")).hint(format!("correct {name}, or unset it"))
     })
-}
-
-fn cannot_read(path: &Path, why: &std::io::Error) -> Error {
-    Error::setup(format!("cannot read the system's certificates in {}: {why}", output::path(path)))
 }
 
 /// A connection takes two descriptors at least, and the usual soft limit is 1024. Jobs have limits of their own.
