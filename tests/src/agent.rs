@@ -19,19 +19,25 @@ pub fn mcp_packages() -> Result<PathBuf, String> {
     FOUND.get_or_init(|| find("HERMES_TEST_MCP", "mcp==2.3.0", "mcp")).clone()
 }
 
+/// Clients of HTTP that are not Python's own: requests, httpx and aiohttp. `HERMES_TEST_HTTP`, or installed once.
+pub fn http_packages() -> Result<PathBuf, String> {
+    static FOUND: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    FOUND.get_or_init(|| find("HERMES_TEST_HTTP", "requests==2.34.2 httpx[http2]==0.28.1 aiohttp==3.14.5", "aiohttp")).clone()
+}
+
 /// Packages that a variable names, else those that are installed beside the test binary. `module` tells whether they are there.
 fn find(variable: &str, version: &str, module: &str) -> Result<PathBuf, String> {
     if let Some(path) = std::env::var_os(variable) {
         let path = PathBuf::from(path);
         return if path.join(module).is_dir() { Ok(path) } else { Err(format!("{version} is not installed")) };
     }
-    let packages = std::env::current_exe().expect("our own path").with_file_name(version.replace("==", "-"));
+    let packages = std::env::current_exe().expect("our own path").with_file_name(version.replace("==", "-").replace(' ', "-"));
     if packages.join("complete").exists() {
         return Ok(packages);
     }
-    let install =
-        Command::new(PYTHON).args(["-m", "pip", "install", "-q", "--no-input", "--target"]).arg(&packages).arg(version).output();
-    match install {
+    let mut install = Command::new(PYTHON);
+    install.args(["-m", "pip", "install", "-q", "--no-input", "--target"]).arg(&packages).args(version.split(' '));
+    match install.output() {
         Ok(output) if output.status.success() => {
             fs::write(packages.join("complete"), "")
                 .map_err(|error| format!("cannot write to {}: {error}", packages.display()))?;

@@ -6,6 +6,7 @@
 
 mod agent;
 mod changes;
+mod clients;
 mod hermes;
 mod host;
 mod outcome;
@@ -15,9 +16,11 @@ mod rpc;
 mod sandbox;
 mod shims;
 mod skip;
+mod web;
 
-pub use agent::{agent_packages, mcp_packages};
+pub use agent::{agent_packages, http_packages, mcp_packages};
 pub use changes::let_files_age;
+pub use clients::{CLIENT_ROUTES, Client};
 pub use hermes::{Hermes, thieving_turns};
 pub use host::{Listener, TreeSnapshot, assert_gone, processes_with, wait_until};
 pub use outcome::{Live, Outcome, run_to_end, run_to_end_with_input, run_to_end_within, shell_line};
@@ -27,3 +30,4 @@ pub use rpc::Rpc;
 pub use sandbox::{GITCONFIG, PYTHON, Sandbox, binary, fixture};
 pub use shims::Shims;
 pub use skip::{is_root, program, record_skip};
+pub use web::{Internet, Route};

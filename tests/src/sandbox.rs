@@ -47,6 +47,7 @@ pub struct Sandbox {
     pub outside: PathBuf,
     flags: Vec<OsString>,
     env: BTreeMap<OsString, OsString>,
+    way: Vec<OsString>,
     token: String,
 }
 
@@ -93,7 +94,7 @@ impl Sandbox {
             ("SHELL", "/bin/sh".into()),
         ]
         .map(|(name, value)| (OsString::from(name), value));
-        Self { dir: Some(dir), home, workspace, outside, flags: Vec::new(), env: env.into(), token }
+        Self { dir: Some(dir), home, workspace, outside, flags: Vec::new(), env: env.into(), way: Vec::new(), token }
     }
 
     /// Adds flags of `run`.
@@ -105,6 +106,13 @@ impl Sandbox {
     /// Sets a variable of the caller.
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.env.insert(name.as_ref().to_owned(), value.as_ref().to_owned());
+        self
+    }
+
+    /// Has everything, sandboxed or not, started by this command, which starts what its arguments say; several nest, the first
+    /// one outermost.
+    pub fn by_way_of<S: AsRef<OsStr>>(mut self, way: impl IntoIterator<Item = S>) -> Self {
+        self.way.extend(way.into_iter().map(|word| word.as_ref().to_owned()));
         self
     }
 
@@ -148,8 +156,9 @@ impl Sandbox {
 
     /// Any command in the workspace with the caller's environment, without the sandbox.
     pub fn plain_command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new(program);
-        command.env_clear().envs(&self.env).current_dir(&self.workspace);
+        let mut words = self.way.iter().map(OsString::as_os_str).chain([program.as_ref()]);
+        let mut command = Command::new(words.next().expect("the program at least"));
+        command.args(words).env_clear().envs(&self.env).current_dir(&self.workspace);
         command
     }
 
