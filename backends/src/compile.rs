@@ -200,7 +200,7 @@ fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tie
     };
     let upper = |path: &Path| choices.upper(policy, survey, host, path);
     let gateway = network::gateway(policy, tier);
-    let files = gateway.as_ref().map(|gateway| network::files(gateway, &view, survey)).unwrap_or_default();
+    let files = gateway.as_ref().map(|_| network::files(&view, survey)).unwrap_or_default();
     let mounts = match tier {
         Tier::Namespaces => mounts::mounts(policy, &view, &upper, files),
         Tier::Landlock => Vec::new(),

@@ -338,8 +338,6 @@ pub struct GatewayPlan {
     pub ports: Vec<u16>,
     /// Where the explicit proxy listens.
     pub proxy: u16,
-    /// Are requests read somewhere? Then the sandbox must trust the proxy's own certificates.
-    pub inspects: bool,
 }
 
 /// Limits and by what they are enforced.

@@ -263,8 +263,8 @@ impl Dialer {
     }
 }
 
-/// A service of this machine that listens on all addresses answers on a public one of its own, too.
-fn is_own(address: IpAddr) -> bool {
+/// Is this an address of the machine? A service that listens on all of them answers on a public one, too.
+pub fn is_own(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 

@@ -5,6 +5,9 @@ use tokio_rustls::rustls::server::Acceptor;
 /// Most bytes that are looked at before a connection must have shown what it is.
 pub const MOST: usize = 32 * 1024;
 
+/// Letters of the longest method that is waited for.
+const LONGEST_METHOD: usize = 32;
+
 /// What the first bytes say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum First {
@@ -63,6 +66,11 @@ fn http(bytes: &[u8]) -> First {
     let line = &bytes[..end.unwrap_or(bytes.len())];
     if line.windows(5).any(|part| part.eq_ignore_ascii_case(b"HTTP/")) {
         return First::Http { h2: false };
+    }
+    // Methods are in upper case (RFC 9110, 9.1). Nobody who sends something else waits in vain for us to make up our mind.
+    let method = bytes.iter().take_while(|b| b.is_ascii_uppercase() || matches!(b, b'-' | b'_')).count();
+    if method == 0 || method > LONGEST_METHOD || bytes.get(method).is_some_and(|b| !matches!(b, b' ' | b'\t')) {
+        return First::Other;
     }
     if let Some(end) = end {
         // A line that ends without naming HTTP is at most HTTP/0.9, which names no host. With a control character in it,

@@ -225,6 +225,11 @@ impl Egress {
         Ok(generation)
     }
 
+    /// How many connections from inside there are.
+    pub fn connections(&self) -> usize {
+        self.config.limits.connections - self.connections.available_permits()
+    }
+
     /// The routes that hold, those that were decided on the way too, and the generation.
     pub fn routes(&self) -> (Vec<Route>, u64) {
         let own = self.routes.lock().unwrap_or_else(PoisonError::into_inner);

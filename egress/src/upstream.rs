@@ -272,6 +272,12 @@ impl Failed {
             too_large |= error.is::<http_body_util::LengthLimitError>();
             source = error.source();
         }
-        Self { reason: Reason::unreachable(error), too_large }
+        // The body of the request is the program's own.
+        let reason = if error.is_user() {
+            Reason::malformed("the body of the request cannot be read")
+        } else {
+            Reason::unreachable(error)
+        };
+        Self { reason, too_large }
     }
 }

@@ -184,8 +184,8 @@ fn completed(
 
 /// What is to be done and told when everything in a sandbox has ended.
 fn leave(group: Option<&Cgroup>, guards: Option<Guards>, way_out: Option<WayOut>, log: &mut Log) -> Result<(), Error> {
-    if let Some(way_out) = way_out {
-        way_out.tell();
+    if let Some(mut way_out) = way_out {
+        way_out.finish();
     }
     if let Some(group) = group {
         tell_limits(group, log)?;

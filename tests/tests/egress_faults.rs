@@ -87,6 +87,18 @@ for place in (('plain.test', 7008), None):
 }
 
 #[test]
+fn what_a_command_sends_last_arrives() {
+    let Some(internet) = Internet::here() else { return };
+    let sandbox = internet.with(&[Route::to("plain.test", &[7008])]);
+    for n in 0..20 {
+        let word = format!("{}-{n}x", sandbox.canary("last"));
+        let send = format!("import socket\ns = socket.create_connection(('plain.test', 7008)); s.sendall(b'{word}'); s.close()");
+        sandbox.python(&send).ok();
+        assert!(wait_until(5, || !internet.seen(&word).is_empty()), "{word}");
+    }
+}
+
+#[test]
 fn a_place_that_never_answers_is_given_up() {
     need!("curl");
     let Some(internet) = Internet::here() else { return };

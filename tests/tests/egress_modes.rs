@@ -9,7 +9,7 @@ use serde_json::Value;
 /// What leads to the inside of the host's network, by names and by addresses, on ports that other hosts are reached at.
 const INWARD: &str = "
 hosts = [name + '.rebind.test' for name in ('private', 'home', 'loopback', 'zero', 'metadata', 'nat', 'own', 'synthetic')]
-hosts += ['10.1.2.3', '192.168.7.7', '127.0.0.1', 'localhost', '0.0.0.0', '169.254.169.254', '100.64.1.1', '[::1]', '[::ffff:10.1.2.3]', '[64:ff9b::a01:203]', '[fd00:ec2::254]']
+hosts += ['45.33.32.1', '10.1.2.3', '192.168.7.7', '127.0.0.1', 'localhost', '0.0.0.0', '169.254.169.254', '100.64.1.1', '[::1]', '[::ffff:10.1.2.3]', '[64:ff9b::a01:203]', '[fd00:ec2::254]']
 for host in hosts:
     name = host.encode()
     tell(f'absolute {host}', exchange(PROXY, get(b'http://' + name + b'/@', name), patience=25))

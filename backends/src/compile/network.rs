@@ -76,8 +76,7 @@ pub fn gateway(policy: &Policy, tier: Tier) -> Option<GatewayPlan> {
         ports.extend(USUAL_PORTS);
     }
     let proxy = (PROXY_PORT..).find(|port| !ports.contains(port)).unwrap_or(PROXY_PORT);
-    let inspects = routes.iter().any(|route| route.rules.needs_inspection());
-    Some(GatewayPlan { ports: ports.into_iter().collect(), proxy, inspects })
+    Some(GatewayPlan { ports: ports.into_iter().collect(), proxy })
 }
 
 /// The file of trusted certificates.
@@ -86,7 +85,7 @@ fn certificates() -> PathBuf {
 }
 
 /// Files that stand inside.
-pub fn files(gateway: &GatewayPlan, view: &View, survey: &Survey) -> Vec<(PathBuf, Content)> {
+pub fn files(view: &View, survey: &Survey) -> Vec<(PathBuf, Content)> {
     // Where a symlink leads; what is not there cannot be covered in a tree of the host.
     let place = |path: &str| {
         let path = Path::new(path);
@@ -102,7 +101,7 @@ pub fn files(gateway: &GatewayPlan, view: &View, survey: &Survey) -> Vec<(PathBu
         .into_iter()
         .filter_map(|(path, content)| Some((place(path)?, content)))
         .collect();
-    if gateway.inspects {
+    {
         let there = |path: &str| match survey.get(Path::new(path)) {
             Found::Present { real, .. } => view.covering(real).map(|_| real.clone()),
             _ => None,
@@ -126,10 +125,8 @@ pub fn variables(gateway: &GatewayPlan) -> Vec<(String, String)> {
     };
     PROXY_VARIABLES.iter().for_each(|name| both(name, &proxy));
     both("NO_PROXY", "localhost,127.0.0.1,::1");
-    if gateway.inspects {
-        let file = certificates().display().to_string();
-        all.extend(CERTIFICATE_VARIABLES.iter().map(|name| ((*name).to_owned(), file.clone())));
-    }
+    let file = certificates().display().to_string();
+    all.extend(CERTIFICATE_VARIABLES.iter().map(|name| ((*name).to_owned(), file.clone())));
     all
 }
 
@@ -139,11 +136,11 @@ mod tests {
 
     #[test]
     fn the_proxy_keeps_off_the_ports_of_routes() {
-        let gateway = GatewayPlan { ports: vec![443], proxy: 3129, inspects: false };
+        let gateway = GatewayPlan { ports: vec![443], proxy: 3129 };
         let variables = variables(&gateway);
         let value = |name: &str| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
         assert_eq!(value("https_proxy"), Some("http://198.18.0.1:3129"));
         assert_eq!(value("NO_PROXY"), value("no_proxy"));
-        assert_eq!(value("SSL_CERT_FILE"), None, "nothing is inspected");
+        assert_eq!(value("SSL_CERT_FILE"), Some("/run/hermes-sandbox/certificates.pem"));
     }
 }

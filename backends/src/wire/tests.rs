@@ -88,7 +88,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                 filter,
                 notify,
                 network,
-                gateway: scratch.map(|bytes| GatewayPlan { ports: vec![bytes as u16], proxy: 3128, inspects: notify }),
+                gateway: scratch.map(|bytes| GatewayPlan { ports: vec![bytes as u16], proxy: 3128 }),
                 connect: processes.map(|number| number as u16).into_iter().collect(),
                 certificates: Certificates { pem: some_bytes, java: Vec::new() },
                 unix_connect,

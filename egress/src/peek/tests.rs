@@ -128,7 +128,8 @@ fn texts() {
     for text in ["", "\r\n", "G", "GET /", "GET / HTT"] {
         assert_eq!(first(text.as_bytes()), First::Incomplete, "{text:?}");
     }
-    assert!(matches!(first(&[b'a'; MOST]), First::Hostile(_)));
+    assert_eq!(first(&[b'a'; MOST]), First::Other, "no method");
+    assert!(matches!(first(&[&b"GET "[..], &[b'a'; MOST]].concat()), First::Hostile(_)));
     assert!(matches!(first(&[b'\n'; MOST]), First::Hostile(_)));
 }
 
@@ -156,4 +157,15 @@ proptest! {
             prop_assert_eq!(first(format!("{text}{more}").as_bytes()), before);
         }
     }
+}
+
+#[test]
+fn who_sends_no_method_is_not_waited_for() {
+    for text in [&b"hello"[..], b"0033git-upload-pack /demo.git\0host=x", &[b'x'; 64], b"GET\0 / ", &[b'A'; 64]] {
+        assert_eq!(first(text), First::Other, "{text:?}");
+    }
+    for text in [&b"GE"[..], b"GET ", b"GET /x HTT", b"M-SEARCH * "] {
+        assert_eq!(first(text), First::Incomplete, "{text:?}");
+    }
+    assert_eq!(first(b"get / http/1.1\r\n"), First::Http { h2: false });
 }

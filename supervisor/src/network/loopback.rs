@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,11 +26,12 @@ pub(super) struct Inside {
     channel: Channel,
     /// In the order in which they were asked for.
     waiting: Mutex<VecDeque<oneshot::Sender<Option<OwnedFd>>>>,
+    connections: AtomicUsize,
 }
 
 impl Inside {
     pub(super) fn new(channel: Channel) -> Self {
-        Self { channel, waiting: Mutex::default() }
+        Self { channel, waiting: Mutex::default(), connections: AtomicUsize::new(0) }
     }
 
     /// A socket that was asked for.
@@ -37,6 +39,11 @@ impl Inside {
         if let Some(waits) = self.waiting().pop_front() {
             let _ = waits.send(socket);
         }
+    }
+
+    /// How many connections there are in either direction.
+    pub(super) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
     }
 
     fn waiting(&self) -> MutexGuard<'_, VecDeque<oneshot::Sender<Option<OwnedFd>>>> {
@@ -71,8 +78,8 @@ pub(super) fn publish(port: u16) -> Result<(TcpListener, u16), Error> {
 }
 
 /// Leads connections on the sandbox's loopback to the same port of the host's, until it is dropped.
-pub(super) async fn serve_connect(listener: TcpListener, port: u16) -> io::Result<()> {
-    accept(listener, move || async move {
+pub(super) async fn serve_connect(inside: Arc<Inside>, listener: TcpListener, port: u16) -> io::Result<()> {
+    accept(&inside, listener, move || async move {
         // Who listens on the other family's loopback alone is found as well.
         match TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await {
             Err(_) => TcpStream::connect((Ipv6Addr::LOCALHOST, port)).await,
@@ -84,14 +91,15 @@ pub(super) async fn serve_connect(listener: TcpListener, port: u16) -> io::Resul
 
 /// Leads connections on the host's loopback to the same port of the sandbox's, until it is dropped.
 pub(super) async fn serve_published(inside: Arc<Inside>, listener: TcpListener, port: u16) -> io::Result<()> {
-    accept(listener, move || {
+    let counted = Arc::clone(&inside);
+    accept(&counted, listener, move || {
         let inside = Arc::clone(&inside);
         async move { inside.connect(port).await }
     })
     .await
 }
 
-async fn accept<F>(listener: TcpListener, connect: impl Fn() -> F) -> io::Result<()>
+async fn accept<F>(inside: &Arc<Inside>, listener: TcpListener, connect: impl Fn() -> F) -> io::Result<()>
 where
     F: Future<Output = io::Result<TcpStream>> + Send + 'static,
 {
@@ -106,7 +114,14 @@ where
             Some(_) = running.join_next() => continue,
         };
         match accepted {
-            Ok((stream, _)) => drop(running.spawn(relay(stream, connect()))),
+            Ok((stream, _)) => {
+                let (inside, relayed) = (Arc::clone(inside), relay(stream, connect()));
+                inside.connections.fetch_add(1, Ordering::Relaxed);
+                running.spawn(async move {
+                    relayed.await;
+                    inside.connections.fetch_sub(1, Ordering::Relaxed);
+                });
+            }
             Err(_) => tokio::time::sleep(EXHAUSTED).await,
         }
     }

@@ -8,8 +8,9 @@ mod unknown;
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hermes_backends::compile::network::{MOST_PORTS, routes};
 use hermes_backends::local::Sandbox;
@@ -33,6 +34,9 @@ use crate::secrets::sandbox::SandboxSecrets;
 use told::Told;
 use unknown::{Ask, Audit};
 
+/// How long connections may go on after the sandbox has ended.
+const LAST: Duration = Duration::from_millis(500);
+
 /// The way out of one sandbox, and what its loopback shares with the host's. Connections end when it is dropped.
 pub(crate) struct WayOut {
     egress: Arc<Egress>,
@@ -52,6 +56,8 @@ enum Input {
     Listeners(Vec<(Listener, OwnedFd)>),
     /// A socket of the sandbox's own network, or none.
     Socket(Option<OwnedFd>),
+    /// Nobody is inside any more: to be answered when their connections have ended.
+    Finish(std::sync::mpsc::Sender<()>),
 }
 
 /// Routes that wait for their ports.
@@ -80,7 +86,9 @@ impl WayOut {
             return Ok(None);
         }
         let told = Arc::new(Told::new(log.another()?));
-        let mut config = Config::new(&policy.profile);
+        // A file's place on the host is nobody's business inside.
+        let name = Path::new(&policy.profile).file_stem().unwrap_or_default().to_string_lossy();
+        let mut config = Config::new(name);
         config.events = Arc::clone(&told) as _;
         config.unknown = unknown_hosts(policy, caller, &told)?;
         let to_tell = Arc::clone(&told);
@@ -103,7 +111,7 @@ impl WayOut {
 
     /// What is trusted inside: the system's certificates, and the proxy's own.
     pub(crate) fn certificates(&self, plan: &Plan) -> Result<Certificates, Error> {
-        if !self.gateway.as_ref().is_some_and(|gateway| gateway.inspects) {
+        if self.gateway.is_none() {
             return Ok(Certificates::default());
         }
         let own = self.egress.authority().map_err(|e| Error::setup(e.to_string()))?.pem();
@@ -157,18 +165,11 @@ impl WayOut {
     /// Other routes from now on, or the old ones and why. Returns ports that init is to listen on first, which then tells
     /// [`hear`](Self::hear).
     pub(crate) fn replace(&mut self, routes: Vec<Route>, reply: Reply) -> Option<Vec<u16>> {
-        let refused = match &self.gateway {
-            None => Some("the sandbox was started without a way out; start another one with a route"),
-            Some(gateway) if !gateway.inspects && routes.iter().any(|route| route.rules.needs_inspection()) => Some(
-                "the sandbox was started without a route whose requests are read, so it does not trust the proxy's certificates; start another one",
-            ),
-            Some(_) => None,
-        };
-        if let Some(why) = refused {
-            let _ = reply.send(Err(why.to_owned()));
+        let Some(gateway) = &self.gateway else {
+            let _ = reply.send(Err("the sandbox was started without a way out; start another one with a route".to_owned()));
             return None;
-        }
-        let known: BTreeSet<u16> = self.gateway.iter().flat_map(|gateway| gateway.ports.iter().copied()).collect();
+        };
+        let known: BTreeSet<u16> = gateway.ports.iter().copied().collect();
         let new: BTreeSet<u16> =
             routes.iter().flat_map(|route| route.ports.iter().copied()).filter(|port| !known.contains(port)).collect();
         if known.len() + new.len() > MOST_PORTS {
@@ -196,8 +197,13 @@ impl WayOut {
         }
     }
 
-    /// Tells people, in a line, what was refused.
-    pub(crate) fn tell(&self) {
+    /// Waits until what the sandbox has sent last is on its way, and tells people, in a line, what was refused.
+    pub(crate) fn finish(&mut self) {
+        if let Some(thread) = &self.thread {
+            let (done, is_done) = std::sync::mpsc::channel();
+            let asked = thread.send(Input::Finish(done));
+            let _ = asked.is_ok().then(|| is_done.recv_timeout(2 * LAST));
+        }
         self.told.tell();
     }
 }
@@ -225,6 +231,10 @@ async fn serve(
         match input {
             None => return Ok(()),
             Some(Input::Socket(socket)) => inside.give(socket),
+            Some(Input::Finish(done)) => {
+                last_bytes(&egress, &inside).await;
+                let _ = done.send(());
+            }
             Some(Input::Listeners(all)) => {
                 let mut listeners = Listeners::default();
                 for (kind, fd) in all {
@@ -233,13 +243,26 @@ async fn serve(
                         Listener::Proxy => listeners.explicit.push(TcpListener::from(fd)),
                         Listener::DnsUdp => listeners.dns_udp.push(UdpSocket::from(fd)),
                         Listener::DnsTcp => listeners.dns_tcp.push(TcpListener::from(fd)),
-                        Listener::Loopback(port) => drop(served.spawn(loopback::serve_connect(TcpListener::from(fd), port))),
+                        Listener::Loopback(port) => {
+                            drop(served.spawn(loopback::serve_connect(Arc::clone(&inside), TcpListener::from(fd), port)))
+                        }
                     }
                 }
                 let egress = Arc::clone(&egress);
                 served.spawn(async move { egress.serve(listeners).await });
             }
         }
+    }
+}
+
+/// Waits, for a bounded time, until the connections of a sandbox that has ended have ended too. What was sent just before the
+/// end may not even have been accepted yet, so one look is not enough.
+async fn last_bytes(egress: &Egress, inside: &loopback::Inside) {
+    let end = tokio::time::Instant::now() + LAST;
+    let mut quiet = 0;
+    while quiet < 2 && tokio::time::Instant::now() < end {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        quiet = if egress.connections() + inside.connections() == 0 { quiet + 1 } else { 0 };
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hermes_egress::address::class;
+use hermes_egress::dial::is_own;
 use hermes_egress::host::Host;
 use hermes_egress::proxy::{Deciding, Unknown};
 use hermes_profiles::{Origin, Route};
@@ -30,8 +31,9 @@ pub(super) struct Audit;
 
 impl Unknown for Audit {
     fn decide<'a>(&'a self, host: &'a Host, port: u16) -> Deciding<'a> {
+        // A route that names an address means it, whatever it is; nobody has meant this one.
         let public = match host {
-            Host::Address(address) => class(*address).is_none(),
+            Host::Address(address) => class(*address).is_none() && !is_own(*address),
             Host::Name(_) => true,
         };
         Box::pin(async move { public.then(|| route(host, port, "--net audit")) })
