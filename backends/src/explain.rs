@@ -36,6 +36,8 @@ pub enum Layer {
     Seccomp,
     /// The network namespace.
     NetworkNamespace,
+    /// The supervisor, which connects on behalf of the programs inside.
+    Mediator,
     /// The environment is built from an allowlist.
     Environment,
 }
@@ -48,6 +50,7 @@ impl Layer {
             Self::Landlock => "Landlock",
             Self::Seccomp => "the system call filter",
             Self::NetworkNamespace => "the network namespace",
+            Self::Mediator => "the supervisor, which makes all connections",
             Self::Environment => "the environment allowlist",
         }
     }
@@ -172,9 +175,11 @@ pub fn explain_host(policy: &Policy, plan: &Plan, host: &str, port: Option<u16>)
         NetworkPlan::Host => Vec::new(),
         NetworkPlan::Private => vec![Layer::NetworkNamespace],
         NetworkPlan::NoSockets => vec![Layer::Seccomp],
+        NetworkPlan::Notified => vec![Layer::Mediator],
     };
     let wanted = route.is_some() || policy.network == Network::Host;
-    if wanted && !layers.is_empty() {
+    let led = wanted && plan.network == NetworkPlan::Notified;
+    if wanted && !led && !layers.is_empty() {
         answer.notes.push("the policy names it, but this plan has no way out".into());
     }
     if plan.network == NetworkPlan::Private && is_loopback(&host) {
@@ -183,7 +188,8 @@ pub fn explain_host(policy: &Policy, plan: &Plan, host: &str, port: Option<u16>)
     if plan.network == NetworkPlan::Host {
         answer.notes.push("the host's network is given as it is; nothing mediates it".into());
     }
-    let landlock = plan.landlock.as_ref().is_some_and(|landlock| landlock.deny_tcp);
+    let layers = if led { Vec::new() } else { layers };
+    let landlock = !led && plan.landlock.as_ref().is_some_and(|landlock| landlock.deny_tcp);
     let layers = layers.into_iter().chain(landlock.then_some(Layer::Landlock)).collect::<Vec<_>>();
     answer.verdicts = vec![("connect", verdict(plan, &layers, wanted, &[Guarantee::NetworkMediated]))];
     answer.allow = (!wanted).then(|| {

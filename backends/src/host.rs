@@ -113,6 +113,8 @@ pub struct Host {
     pub idmap: Probe,
     /// A seccomp filter with a listener, `pidfd_getfd` and `process_vm_readv` on a child.
     pub notify: Probe,
+    /// The same outside any namespace, and the kernel tells whose a TCP connection is.
+    pub mediation: Probe,
     /// A plain seccomp filter.
     pub seccomp: Probe,
     /// RLIMIT_NPROC counts per user namespace (5.14).

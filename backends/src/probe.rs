@@ -41,6 +41,7 @@ enum Item {
     Idmap,
     Seccomp,
     Notify,
+    Mediation,
     PerUserns,
 }
 
@@ -53,7 +54,7 @@ impl Item {
             Self::Overlay => Step::Overlay,
             Self::Recursive | Self::Idmap => Step::Attributes,
             Self::Seccomp => Step::Seccomp,
-            Self::Notify => Step::Broker,
+            Self::Notify | Self::Mediation => Step::Broker,
             Self::PerUserns => Step::Limits,
         }
     }
@@ -109,6 +110,7 @@ fn measure() -> Host {
         recursive_attributes: inside(Item::Recursive),
         idmap,
         notify: answers.get(Item::Notify),
+        mediation: answers.get(Item::Mediation),
         seccomp: answers.get(Item::Seccomp),
         processes_per_userns: answers.get(Item::PerUserns).works(),
         cgroup: cgroup::detect(uid),

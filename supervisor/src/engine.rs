@@ -165,7 +165,9 @@ fn redirected(prepared: &Prepared, mut environment: Vec<(OsString, OsString)>) -
     let redirects = redirects.map(|redirect| (OsString::from(&redirect.name), OsString::from(&redirect.directory)));
     // What the policy sets by name is meant.
     let set = &prepared.policy.environment.set;
-    let network = prepared.plan.gateway.iter().flat_map(variables).filter(|(name, _)| !set.contains_key(name));
+    let plan = &prepared.plan;
+    let network =
+        plan.gateway.iter().flat_map(|gateway| variables(plan.network, gateway)).filter(|(name, _)| !set.contains_key(name));
     for (name, value) in redirects.chain(network.map(|(name, value)| (name.into(), value.into()))) {
         environment.retain(|(known, _)| *known != name);
         environment.push((name, value));

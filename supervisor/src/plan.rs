@@ -134,6 +134,9 @@ fn network_words(plan: &Plan, policy: &Policy) -> &'static str {
             "a loopback of its own; the routes of the policy lead nowhere in this version"
         }
         (NetworkPlan::Private, _) => "a loopback of its own and nothing else",
+        (NetworkPlan::Notified, _) => {
+            "the host's loopback for servers of its own, and the routes of the policy, by the supervisor"
+        }
         (NetworkPlan::NoSockets, _) => "no internet sockets at all",
     }
 }
@@ -147,6 +150,7 @@ fn filter_words(seccomp: &SeccompPlan) -> String {
         (!seccomp.unix_sockets, "no unix sockets"),
         (seccomp.unix_datagram, "named datagram sockets allowed"),
         (!seccomp.inet_sockets, "no internet sockets"),
+        (seccomp.mediate_tcp, "TCP alone, connected by the supervisor"),
         (seccomp.deny_ipc, "no System V IPC"),
     ];
     words.extend(extra.into_iter().filter_map(|(on, word)| on.then_some(word)));

@@ -88,6 +88,7 @@ fn plan() -> Plan {
             unix_sockets: true,
             unix_datagram: false,
             inet_sockets: true,
+            mediate_tcp: false,
             deny_ipc: false,
         },
         network: NetworkPlan::Private,

@@ -96,7 +96,8 @@ fn listeners(plan: &GatewayPlan) -> Result<Vec<Listening>, Errno> {
     Ok(all)
 }
 
-fn tcp(address: IpAddr, port: u16) -> Result<OwnedFd, Errno> {
+/// A listener on one address.
+pub(super) fn tcp(address: IpAddr, port: u16) -> Result<OwnedFd, Errno> {
     listener(SockType::Stream, SocketAddr::new(address, port))
 }
 

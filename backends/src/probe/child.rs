@@ -20,6 +20,7 @@ use nix::unistd::{Pid, mkdir};
 
 use super::{Finding, Item};
 use crate::host::Probe;
+use crate::local::broker;
 use crate::local::sys::mount::{Attributes, attach, clone_tree, set_attributes};
 use crate::local::sys::notify::{Listener, pidfd_getfd, pidfd_open};
 use crate::local::sys::probe as sys;
@@ -87,8 +88,9 @@ pub(super) fn launch(out: &OwnedFd, root: bool) {
             let _ = waitpid(pid, None);
         });
         tell(out, Item::UsernsAlone, alone.at(Step::Namespaces));
-        broker(out);
+        notifications(out);
     }
+    tell(out, Item::Mediation, mediation());
 }
 
 /// Pid 1 of the new namespaces. What it does after the tmpfs is told item by item.
@@ -101,7 +103,7 @@ fn in_namespaces(out: &OwnedFd, uid: u32, gid: u32) -> Outcome {
     tell(out, Item::Recursive, recursive_attributes(&root));
     tell(out, Item::Overlay, overlay(&root));
     tell(out, Item::PerUserns, processes_are_counted_here());
-    broker(out);
+    notifications(out);
     tell(out, Item::Netns, own_network());
     pivot(&root)?;
     tell(out, Item::Userns, Ok(()));
@@ -256,7 +258,7 @@ fn idmapped_mount() -> Outcome {
 }
 
 /// A filter, a listener taken from its owner, an argument read from the caller's memory, and an answer.
-fn broker(out: &OwnedFd) {
+fn notifications(out: &OwnedFd) {
     match start_caller() {
         Ok((caller, report)) => {
             let (seccomp, notify) = serve(caller, &report);
@@ -268,6 +270,13 @@ fn broker(out: &OwnedFd) {
             tell(out, Item::Notify, Err(error));
         }
     }
+}
+
+/// The same where nothing is the sandbox's own, and a question about a socket.
+fn mediation() -> Outcome {
+    let (caller, report) = start_caller()?;
+    serve(caller, &report).1?;
+    broker::inet::Promises::new().and_then(|promises| promises.probe()).at(Step::Broker)
 }
 
 /// What stands at the address that the caller passes to `connect`.

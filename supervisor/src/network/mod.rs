@@ -1,5 +1,6 @@
 //! The mediated way out of one sandbox: the proxy in a thread of its own, and what it has to tell.
 
+mod calls;
 mod loopback;
 mod told;
 
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hermes_backends::compile::network::routes;
-use hermes_backends::plan::Plan;
+use hermes_backends::plan::{NetworkPlan, Plan};
 use hermes_backends::wire::{Certificates, Listener};
 use hermes_egress::dial::OuterProxy;
 use hermes_egress::{Config, Egress, Listeners};
@@ -20,6 +21,7 @@ use tokio::sync::oneshot;
 
 use crate::error::Error;
 use crate::events::Log;
+use calls::Calls;
 use told::Told;
 
 /// Where systems keep the certificates that they trust, PEM.
@@ -36,6 +38,8 @@ pub(crate) struct WayOut {
     egress: Arc<Egress>,
     told: Arc<Told>,
     inspects: bool,
+    /// Without namespaces: by whose word a connection is the sandbox's.
+    calls: Option<Calls>,
     roots: Option<PathBuf>,
     /// Ends the thread when it is dropped.
     running: Option<oneshot::Sender<()>>,
@@ -54,11 +58,18 @@ impl WayOut {
         let mut config = Config::new(&policy.profile);
         config.events = Arc::clone(&told) as _;
         config.outer = outer_proxy(caller)?;
+        let calls = match (&plan.gateway, plan.network) {
+            (Some(gateway), NetworkPlan::Notified) => Some(Calls::new(gateway, &plan.connect)?),
+            _ => None,
+        };
+        if let Some(calls) = &calls {
+            config.meant = calls.meant();
+        }
         let egress = Egress::new(config, routes(policy)).map_err(|e| Error::new(crate::error::Kind::Policy, e.to_string()))?;
         let inspects = plan.gateway.as_ref().is_some_and(|gateway| gateway.inspects);
         let named = caller.variable("SSL_CERT_FILE").map(PathBuf::from);
         let roots = named.into_iter().chain(ROOTS.iter().map(PathBuf::from)).find(|path| path.exists());
-        Ok(Some(Self { egress, told, inspects, roots, running: None }))
+        Ok(Some(Self { egress, told, inspects, calls, roots, running: None }))
     }
 
     /// What is trusted inside: the system's certificates, and the proxy's own.
@@ -83,13 +94,21 @@ impl WayOut {
         raise_descriptors();
         let mut listeners = Listeners::default();
         let mut loopback = Vec::new();
-        for (kind, fd) in kinds.iter().zip(fds) {
+        let mut all: Vec<(Listener, OwnedFd)> = kinds.iter().copied().zip(fds).collect();
+        if let Some(at) = all.iter().position(|(kind, _)| *kind == Listener::Calls) {
+            let (_, calls) = all.swap_remove(at);
+            if let Some(mediator) = &self.calls {
+                all.extend(mediator.serve(calls)?);
+            }
+        }
+        for (kind, fd) in all {
             match kind {
                 Listener::Transparent(_) => listeners.transparent.push(TcpListener::from(fd)),
                 Listener::Proxy => listeners.explicit.push(TcpListener::from(fd)),
                 Listener::DnsUdp => listeners.dns_udp.push(UdpSocket::from(fd)),
                 Listener::DnsTcp => listeners.dns_tcp.push(TcpListener::from(fd)),
-                Listener::Loopback(port) => loopback.push((TcpListener::from(fd), *port)),
+                Listener::Loopback(port) => loopback.push((TcpListener::from(fd), port)),
+                Listener::Calls => {}
             }
         }
         let (running, ended) = oneshot::channel::<()>();

@@ -125,6 +125,17 @@ pub(crate) fn domain(socket: BorrowedFd<'_>) -> Result<libc::c_int, Errno> {
     socket_option(socket, libc::SO_DOMAIN).map(libc::c_int::from_ne_bytes)
 }
 
+/// The number that the kernel gives to one socket and no other (`SO_COOKIE`).
+pub(crate) fn cookie(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
+    socket_option(socket, libc::SO_COOKIE).map(u64::from_ne_bytes)
+}
+
+/// Is it a stream of TCP, and not of what looks like it (MPTCP, SMC)?
+pub(crate) fn is_tcp(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let number = |option| socket_option(socket, option).map(libc::c_int::from_ne_bytes);
+    Ok((number(libc::SO_TYPE)?, number(libc::SO_PROTOCOL)?) == (libc::SOCK_STREAM, libc::IPPROTO_TCP))
+}
+
 /// A number for the network namespace that the socket was made in (Linux 5.14).
 pub(crate) fn network_cookie(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
     socket_option(socket, libc::SO_NETNS_COOKIE).map(u64::from_ne_bytes)
