@@ -19,10 +19,14 @@ const LANDLOCK_LOSES: &[(Guarantee, &str)] = &[
         Guarantee::HomePrivate,
         "without a mount namespace there is no private home, /tmp, /dev/shm or /dev/pts: programs that open a terminal of their own fail",
     ),
+    (Guarantee::LoopbackPrivate, "without a network namespace there is no own loopback; internet sockets are refused"),
     (Guarantee::WorkspaceOverlaid, "without a mount namespace nothing can be copy-on-write; the workspace would be read-only"),
     (Guarantee::CachesProtected, "without a mount namespace caches cannot be copy-on-write; they are read-only"),
 ];
 
+/// What becomes of the loopback where the supervisor binds and connects.
+const SHARED_LOOPBACK: &str = "without a network namespace the host's loopback is shared: from inside only servers of the sandbox's \
+    own are reached, but the host's programs reach those, and a port that one of them has is taken";
 const SECCOMP_REMEDY: &str = "use a kernel with CONFIG_SECCOMP_FILTER";
 const NAMESPACES_REMEDY: &str = "allow unprivileged user namespaces on this host (`hermes-sandbox doctor` says how)";
 
@@ -182,16 +186,9 @@ fn landlock(losses: &mut Losses<'_>, host: &Host, view: &View, plan: &Plan) {
             format!("use Linux 6.2 or later, or {NAMESPACES_REMEDY}"),
         );
     }
-    let loopback = match plan.network {
-        NetworkPlan::Notified => {
-            "without a network namespace the host's loopback is shared: only servers of the sandbox's own can be reached from \
-             inside, but everything on the host can reach those, and a port that the host uses is taken"
-        }
-        _ => "without a network namespace there is no own loopback; internet sockets are refused",
-    };
-    losses.lose(Guarantee::LoopbackPrivate, loopback, NAMESPACES_REMEDY);
-    for (guarantee, reason) in LANDLOCK_LOSES {
-        losses.lose(*guarantee, *reason, NAMESPACES_REMEDY);
+    for &(guarantee, reason) in LANDLOCK_LOSES {
+        let shared = guarantee == Guarantee::LoopbackPrivate && plan.network == NetworkPlan::Notified;
+        losses.lose(guarantee, if shared { SHARED_LOOPBACK } else { reason }, NAMESPACES_REMEDY);
     }
     if host.landlock_abi < 6 {
         losses.lose(Guarantee::SignalsConfined, format!("scoping of signals: {}", old(6)), "use Linux 6.12 or later");

@@ -311,6 +311,32 @@ fn without_network_there_is_none() {
 }
 
 #[test]
+fn routes_without_namespaces_need_rules_for_tcp_and_notifications() {
+    let policy = Policy { network: routes(), ..policy("") };
+    let plan = |host: Host| {
+        let choices = Choices { tier: Some(Tier::Landlock), scratch: Some("/tmp/s".as_ref()), ..Choices::default() };
+        compile(&policy, &host, &machine().survey(&policy), choices).unwrap()
+    };
+    let works = plan(baseline());
+    assert_eq!(works.network, NetworkPlan::Notified);
+    assert!(works.seccomp.mediate_tcp && works.landlock.as_ref().unwrap().deny_tcp && works.gateway.is_some());
+    assert_eq!(reason(&works.lost, Guarantee::NetworkMediated), "");
+    assert!(reason(&works.lost, Guarantee::LoopbackPrivate).contains("shared"));
+    let broken = super::hosts::fails(crate::step::Step::Broker, Errno::EBUSY);
+    for (host, why) in
+        [(Host { landlock_abi: 3, ..baseline() }, "ABI 4"), (Host { mediation: broken, ..baseline() }, "notifications")]
+    {
+        let plan = plan(host);
+        assert_eq!((plan.network, plan.gateway.is_some()), (NetworkPlan::NoSockets, false));
+        assert!(plan.fatal().any(|lost| lost.guarantee == Guarantee::NetworkMediated && lost.reason.contains(why)));
+    }
+}
+
+fn routes() -> Network {
+    Network::Routes(vec![hermes_profiles::Route::new("a.test", [443], Origin::Flag("--test".into()))])
+}
+
+#[test]
 fn a_limit_that_is_lost_is_not_asked_for() {
     let policy = Policy { limits: Limits { cpu_percent: Some(150), ..Limits::default() }, ..policy("") };
     let world = machine();
