@@ -227,6 +227,7 @@ fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tie
             unix_datagram: policy.kernel.unix_datagram && tier == Tier::Namespaces,
             inet_sockets: network != NetworkPlan::NoSockets,
             mediate_tcp: network == NetworkPlan::Notified,
+            make_sockets: network == NetworkPlan::Notified && !host.borrowing.works(),
             deny_ipc: tier == Tier::Landlock,
         },
         network,

@@ -312,6 +312,8 @@ pub struct SeccompPlan {
     pub inet_sockets: bool,
     /// Of these, only those of TCP, and `connect`, `bind` and `listen` go to the mediator.
     pub mediate_tcp: bool,
+    /// The mediator makes those, too, since it cannot borrow those of the jobs.
+    pub make_sockets: bool,
     /// Refuse System V IPC and POSIX message queues (no IPC namespace).
     pub deny_ipc: bool,
 }

@@ -8,6 +8,7 @@ mod cause;
 mod child;
 mod facts;
 mod layer;
+mod mediate;
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -42,6 +43,7 @@ enum Item {
     Seccomp,
     Notify,
     Mediation,
+    Borrowing,
     PerUserns,
 }
 
@@ -54,7 +56,7 @@ impl Item {
             Self::Overlay => Step::Overlay,
             Self::Recursive | Self::Idmap => Step::Attributes,
             Self::Seccomp => Step::Seccomp,
-            Self::Notify | Self::Mediation => Step::Broker,
+            Self::Notify | Self::Mediation | Self::Borrowing => Step::Broker,
             Self::PerUserns => Step::Limits,
         }
     }
@@ -111,6 +113,7 @@ fn measure() -> Host {
         idmap,
         notify: answers.get(Item::Notify),
         mediation: answers.get(Item::Mediation),
+        borrowing: answers.get(Item::Borrowing),
         seccomp: answers.get(Item::Seccomp),
         processes_per_userns: answers.get(Item::PerUserns).works(),
         cgroup: cgroup::detect(uid),

@@ -182,7 +182,7 @@ s = socket.socket()
 way('udp', lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
 way('udp6', lambda: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM))
 way('unix', lambda: socket.socket(socket.AF_UNIX))
-way('source route', lambda: s.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, bytes([131, 7, 4, 127, 0, 0, 1, 0])))
+way('options of packets', lambda: s.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, bytes([1, 1, 1, 1])))
 way('fast open', lambda: s.setsockopt(socket.IPPROTO_TCP, 30, 1))
 print('END')";
 
@@ -466,4 +466,63 @@ fn within_another_one_it_is_lost_by_name() {
     with_routes.exits(125).never_says("RAN\n");
     assert!(with_routes.err().contains("network-mediated"), "{}", with_routes.report());
     drop(field.web);
+}
+
+/// Runs what follows with `pidfd_getfd` refused, as in a container with Docker's default filter.
+const WITHOUT_BORROWING: &str = "
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+number = {'x86_64': 438, 'aarch64': 438}[os.uname().machine]
+code = b''.join(struct.pack('=HBBI', *i) for i in ((0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7fff0000)))
+class Program(ctypes.Structure): _fields_ = [('len', ctypes.c_ushort), ('filter', ctypes.c_char_p)]
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.byref(Program(len(code) // 8, code))) == 0, ctypes.get_errno()
+os.execv(sys.argv[1], sys.argv[1:])";
+
+#[test]
+fn where_descriptors_cannot_be_borrowed_sockets_are_made() {
+    need!(PYTHON);
+    let field = field!();
+    let host = Listener::tcp("127.0.0.1:0").unwrap();
+    let program = "
+import asyncio, errno, os, select, socket, subprocess, sys, urllib.request
+assert b'HELLO-WEB' in urllib.request.urlopen('https://up.test/').read()
+assert b'HELLO-WEB' in urllib.request.build_opener(urllib.request.ProxyHandler({})).open('http://up.test/').read()
+async def main():
+    reader, writer = await asyncio.open_connection('up.test', 80)
+    writer.write(b'GET / HTTP/1.0\\r\\nHost: up.test\\r\\n\\r\\n')
+    assert b'HELLO-WEB' in await reader.read()
+asyncio.run(main())
+# A free port is looked for, and taken again.
+s = socket.socket(); s.bind(('127.0.0.1', 0)); port = s.getsockname()[1]; s.close()
+s = socket.socket(); s.bind(('127.0.0.1', port)); s.listen()
+c = socket.create_connection(('127.0.0.1', port)); a, _ = s.accept(); a.sendall(b'x'); a.close(); assert c.recv(9) == b'x' and c.recv(9) == b''
+assert s.get_inheritable() is False
+assert socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK).getblocking() is False
+s.close()
+try: socket.create_connection(('127.0.0.1', port)); print('CLOSED')
+except ConnectionRefusedError: pass
+for _ in range(3000): socket.socket().close()
+s = socket.socket(); s.setblocking(False); assert s.connect_ex(('up.test', 80)) == errno.EINPROGRESS
+assert select.select([], [s], [], 5)[1] and s.connect_ex(('up.test', 80)) == errno.EISCONN
+for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW):
+    try: socket.socket(socket.AF_INET, kind); print('MADE')
+    except OSError: pass
+try: socket.create_connection(('127.0.0.1', HOST)); print('REACHED')
+except ConnectionRefusedError: pass
+print('END')";
+    let program = program.replace("HOST", &host.port.to_string());
+    let inside = field.sandbox.inside([PYTHON, "-c", &program]);
+    // Another cache: the machine is another one under the filter.
+    let mut command = field.sandbox.plain_command(PYTHON);
+    command.env("XDG_CACHE_HOME", field.sandbox.outside.join("cache"));
+    command.args(["-c", WITHOUT_BORROWING]).arg(inside.get_program()).args(inside.get_args());
+    run_to_end(&mut command).ok().says("END").never_says("CLOSED").never_says("MADE").never_says("REACHED");
+    assert_eq!(host.hits(), 0);
+    let plan = ["plan", "--json", "--tier", "landlock", "--allow-host", "other.test", "--workspace", "."];
+    let mut command = field.sandbox.plain_command(PYTHON);
+    command.env("XDG_CACHE_HOME", field.sandbox.outside.join("cache"));
+    command.args(["-c", WITHOUT_BORROWING]).arg(binary()).args(plan);
+    let plan = run_to_end(&mut command).out();
+    assert!(plan.split_whitespace().collect::<String>().contains("\"make_sockets\":true"), "{plan}");
 }

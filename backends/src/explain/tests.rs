@@ -89,6 +89,7 @@ fn plan() -> Plan {
             unix_datagram: false,
             inet_sockets: true,
             mediate_tcp: false,
+            make_sockets: false,
             deny_ipc: false,
         },
         network: NetworkPlan::Private,

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 
 use hermes_backends::local::broker::inet::{Mediator, Promises, listeners};
-use hermes_backends::plan::GatewayPlan;
+use hermes_backends::plan::{GatewayPlan, Plan};
 use hermes_backends::step::StepError;
 use hermes_backends::wire::Listener;
 use hermes_egress::proxy::Meant;
@@ -17,6 +17,7 @@ use crate::error::Error;
 pub(super) struct Calls {
     gateway: GatewayPlan,
     connect: Vec<u16>,
+    make_sockets: bool,
     promises: Arc<Promises>,
 }
 
@@ -24,9 +25,14 @@ pub(super) struct Calls {
 struct Promised(Arc<Promises>);
 
 impl Calls {
-    pub(super) fn new(gateway: &GatewayPlan, connect: &[u16]) -> Result<Self, Error> {
+    pub(super) fn new(gateway: &GatewayPlan, plan: &Plan) -> Result<Self, Error> {
         let promises = Promises::new().map_err(|errno| Error::setup(format!("cannot ask about sockets: {}", errno.desc())))?;
-        Ok(Self { gateway: gateway.clone(), connect: connect.to_vec(), promises: Arc::new(promises) })
+        Ok(Self {
+            gateway: gateway.clone(),
+            connect: plan.connect.clone(),
+            make_sockets: plan.seccomp.make_sockets,
+            promises: Arc::new(promises),
+        })
     }
 
     pub(super) fn meant(&self) -> Arc<dyn Meant> {
@@ -38,8 +44,9 @@ impl Calls {
         let setup = |error: StepError| Error::setup(error.to_string());
         let (ends, made) = listeners().map_err(setup)?;
         let (gateway, connect, promises) = (self.gateway.clone(), self.connect.clone(), Arc::clone(&self.promises));
+        let make_sockets = self.make_sockets;
         let (ready, outcome) = mpsc::channel();
-        let serve = move || match Mediator::new(calls, &gateway, &connect, ends, promises) {
+        let serve = move || match Mediator::new(calls, &gateway, &connect, ends, promises, make_sockets) {
             Ok(mediator) => {
                 let _ = ready.send(Ok(()));
                 mediator.serve();

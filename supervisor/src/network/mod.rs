@@ -59,7 +59,7 @@ impl WayOut {
         config.events = Arc::clone(&told) as _;
         config.outer = outer_proxy(caller)?;
         let calls = match (&plan.gateway, plan.network) {
-            (Some(gateway), NetworkPlan::Notified) => Some(Calls::new(gateway, &plan.connect)?),
+            (Some(gateway), NetworkPlan::Notified) => Some(Calls::new(gateway, plan)?),
             _ => None,
         };
         if let Some(calls) = &calls {

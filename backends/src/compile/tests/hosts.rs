@@ -21,6 +21,7 @@ pub(super) fn baseline() -> Host {
         idmap: fails(Step::Attributes, Errno::EPERM),
         notify: Probe::Works,
         mediation: Probe::Works,
+        borrowing: Probe::Works,
         seccomp: Probe::Works,
         processes_per_userns: true,
         cgroup: CgroupAccess::V2 {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hermes_profiles::{Access, Guarantee, HomeMode, Limits, Network, Place, Policy};
+use hermes_profiles::{Access, Guarantee, HomeMode, Limits, Network, Origin, Place, Policy};
 use nix::errno::Errno;
 
 use super::hosts::{baseline, fails, without_userns};
@@ -10,7 +10,7 @@ use super::view::{Shown, check_steps, follow, given, shown};
 use super::world::{World, machine, policy};
 use crate::compile::{Choices, CompileError, Kept, compile};
 use crate::host::{CgroupAccess, Host, Probe, UsernsCause};
-use crate::plan::{Layer, Lost, MountStep, Plan, Tier};
+use crate::plan::{Layer, Lost, MountStep, NetworkPlan, Plan, Tier};
 use crate::step::Step;
 
 fn compiled(policy: &Policy, world: &World, tier: Tier) -> Result<Plan, CompileError> {

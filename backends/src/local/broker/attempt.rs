@@ -30,6 +30,8 @@ pub(super) enum Progress {
     Done,
     /// The peer is not ready.
     Waiting(Connect),
+    /// The caller has its answer.
+    Answered,
 }
 
 /// Decides on calls, and carries them out.

@@ -203,6 +203,7 @@ impl<W: Attempts> Loop<W> {
     fn handle(&mut self, call: &Call) {
         let answer = match self.worker.attempt(call, &self.listener, &self.timer, !self.parked.is_empty()) {
             Ok(Progress::Done) => 0,
+            Ok(Progress::Answered) => return,
             Ok(Progress::Waiting(connect)) if self.parked.len() < MOST => {
                 self.parked.push(Parked::new(connect, Instant::now()));
                 return;

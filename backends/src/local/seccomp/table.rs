@@ -263,7 +263,7 @@ fn datagram<const N: usize>(others: [SeccompCondition; N]) -> Case {
 
 /// The cases of `socket`, and the answer to all the rest.
 fn socket(plan: &SeccompPlan) -> (Vec<Case>, Verdict) {
-    use Verdict::{Allow, Errno};
+    use Verdict::{Allow, Errno, Notify};
     const KIND: u8 = 1;
     const PROTOCOL: u8 = 2;
     let family = |operator, family: libc::c_int| word(0, operator, family as u32);
@@ -293,8 +293,9 @@ fn socket(plan: &SeccompPlan) -> (Vec<Case>, Verdict) {
     cases.push(case(others, Errno(EPROTONOSUPPORT)));
     // By list, because protocol 0 of SOCK_SEQPACKET is SCTP, and AF_INET with SOCK_PACKET is AF_PACKET (`net/socket.c`).
     let kinds: &[libc::c_int] = if plan.mediate_tcp { &[libc::SOCK_STREAM] } else { &[libc::SOCK_STREAM, libc::SOCK_DGRAM] };
+    let made = if plan.mediate_tcp && plan.make_sockets { Notify } else { Allow };
     for &kind in kinds {
-        cases.push(case([word(KIND, MaskedEq(TYPE), kind as u32)], Allow));
+        cases.push(case([word(KIND, MaskedEq(TYPE), kind as u32)], made));
     }
     (cases, Errno(ESOCKTNOSUPPORT))
 }

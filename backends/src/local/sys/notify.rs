@@ -64,6 +64,19 @@ impl Listener {
         unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND as _, &raw mut raw) };
     }
 
+    /// Puts a copy of a descriptor into the caller's table, and answers the call with its number there (Linux 5.14).
+    pub(crate) fn give(&self, id: u64, fd: BorrowedFd<'_>, close_on_exec: bool) -> Result<(), Errno> {
+        let raw = libc::seccomp_notif_addfd {
+            id,
+            flags: libc::SECCOMP_ADDFD_FLAG_SEND as u32,
+            srcfd: fd.as_raw_fd() as u32,
+            newfd: 0,
+            newfd_flags: if close_on_exec { libc::O_CLOEXEC as u32 } else { 0 },
+        };
+        // SAFETY: the kernel reads one `seccomp_notif_addfd`, which outlives the call.
+        Errno::result(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ADDFD as _, &raw const raw) }).map(drop)
+    }
+
     /// Whether the caller still waits for the answer.
     pub(crate) fn is_waiting(&self, id: u64) -> bool {
         // SAFETY: the kernel reads one `u64`, which outlives the call.

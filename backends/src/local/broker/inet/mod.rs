@@ -18,6 +18,7 @@ mod address;
 mod decide;
 mod diag;
 mod ends;
+mod made;
 mod promise;
 
 use std::collections::VecDeque;
@@ -35,6 +36,7 @@ use nix::sys::socket::{
 use self::address::{Asked, Family, anywhere, bytes, to_bind, to_connect};
 use self::decide::{Kind, Rules, Target, end, loopback};
 use self::diag::Diag;
+use self::made::Made;
 use super::Loop;
 use super::address::LARGEST;
 use super::attempt::{Attempts, PATIENCE, PATIENCE_SHORT, Progress};
@@ -58,7 +60,7 @@ pub struct Mediator(Loop<Worker>);
 
 impl Mediator {
     /// Makes ready, and gives up the calling thread's capabilities: what it does for a job is not to go beyond the user's own
-    /// rights. `connect` are open ports of the host's loopback.
+    /// rights. `connect` are open ports of the host's loopback; with `make_sockets` the filter asks for sockets, too.
     ///
     /// # Errors
     /// [`Step::Broker`] with the kernel's answer.
@@ -68,10 +70,12 @@ impl Mediator {
         connect: &[u16],
         ends: Ends,
         promises: Arc<Promises>,
+        make_sockets: bool,
     ) -> Result<Self, StepError> {
         caps::clear(None, CapSet::Effective).map_err(|_| StepError::new(Step::Capabilities, Errno::EPERM))?;
         let rules = Rules { ports: plan.ports.clone(), proxy: plan.proxy, host: connect.to_vec() };
-        Loop::new(listener, Worker::new(rules, ends, promises)).map(Self).at(Step::Broker)
+        let sockets = if make_sockets { Sockets::Made(Made::default()) } else { Sockets::Borrowed(Tasks::default()) };
+        Loop::new(listener, Worker::new(rules, ends, promises, sockets)).map(Self).at(Step::Broker)
     }
 
     /// Serves until no task is left under the filter, or the listener fails.
@@ -86,11 +90,18 @@ struct Worker {
     ends: Ends,
     promises: Arc<Promises>,
     diag: Diag,
-    tasks: Tasks,
+    sockets: Sockets,
     /// Cookie of the host's network namespace.
     network: u64,
     /// Cookies of the sandbox's own servers.
     servers: VecDeque<u64>,
+}
+
+/// How the mediator comes by the sockets of jobs.
+#[derive(Debug)]
+enum Sockets {
+    Borrowed(Tasks),
+    Made(Made),
 }
 
 /// A TCP socket of a job.
@@ -101,17 +112,35 @@ struct Stream {
 }
 
 impl Worker {
-    fn new(rules: Rules, ends: Ends, promises: Arc<Promises>) -> Result<Self, Errno> {
+    fn new(rules: Rules, ends: Ends, promises: Arc<Promises>, sockets: Sockets) -> Result<Self, Errno> {
         let own = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
         Ok(Self {
             rules,
             ends,
             promises,
             diag: Diag::open()?,
-            tasks: Tasks::default(),
+            sockets,
             network: network_cookie(own.as_fd())?,
             servers: VecDeque::new(),
         })
+    }
+
+    /// The socket that the job's descriptor means. Of one that the mediator made there is no copy once it is connected or listens.
+    fn take(&mut self, call: &Call, fd: i32) -> Result<OwnedFd, Errno> {
+        match &mut self.sockets {
+            Sockets::Borrowed(tasks) => tasks.take(call.tid, fd),
+            Sockets::Made(made) => {
+                let in_use = if call.number == libc::SYS_connect { Errno::EISCONN } else { Errno::EINVAL };
+                made.find(call.tid, fd)?.ok_or(in_use)
+            }
+        }
+    }
+
+    /// There is nothing more to do on this socket.
+    fn release(&mut self, fd: &OwnedFd) {
+        if let Sockets::Made(made) = &mut self.sockets {
+            made.release(fd);
+        }
     }
 
     /// What the job's descriptor is. Anything but TCP of this network was handed in, or is of a namespace that a job made.
@@ -146,6 +175,9 @@ impl Worker {
         let before = if promised { self.promises.make(stream.cookie, asked) } else { None };
         let it = Connect { id: call.id, tid: call.tid, socket: stream.fd, address, pin: None, pollable: true };
         let result = bounded(&it, timer, if crowd { PATIENCE_SHORT } else { PATIENCE });
+        if matches!(result, None | Some(Ok(()) | Err(Errno::EINPROGRESS | Errno::EISCONN))) {
+            self.release(&it.socket);
+        }
         match result {
             None => return Ok(Progress::Waiting(it)),
             Some(Ok(()) | Err(Errno::EINPROGRESS)) => {}
@@ -191,7 +223,14 @@ impl Worker {
         if at.port() != 0 && getsockopt(&stream.fd, ReusePort)? && self.is_own(at)? == Some(false) {
             return Err(Errno::EADDRINUSE);
         }
-        bind(stream.fd.as_raw_fd(), &SockaddrStorage::from(at))
+        let bind = || bind(stream.fd.as_raw_fd(), &SockaddrStorage::from(at));
+        match (bind(), &mut self.sockets) {
+            (Err(Errno::EADDRINUSE), Sockets::Made(made)) => {
+                made.release_port(at.port(), &stream.fd);
+                bind()
+            }
+            (result, _) => result,
+        }
     }
 
     fn listen(&mut self, stream: &Stream, backlog: u64) -> Result<(), Errno> {
@@ -206,6 +245,7 @@ impl Worker {
         // As `__sys_listen` takes it.
         let backlog = i32::try_from(backlog as u32).unwrap_or(i32::MAX).min(Backlog::MAXCONN.into());
         listen(&stream.fd, Backlog::new(backlog)?)?;
+        self.release(&stream.fd);
         if !self.servers.contains(&stream.cookie) {
             self.servers.truncate(MOST_SERVERS - 1);
             self.servers.push_front(stream.cookie);
@@ -221,7 +261,10 @@ impl Attempts for Worker {
         }
         let [fd, second, third, ..] = call.args;
         // The kernel takes descriptor, length and backlog as ints: the upper half of the registers does not count.
-        let fd = self.tasks.take(call.tid, (fd as u32).cast_signed())?;
+        if let (libc::SYS_socket, Sockets::Made(made)) = (call.number, &mut self.sockets) {
+            return made.make(call, listener).map(|()| Progress::Answered);
+        }
+        let fd = self.take(call, (fd as u32).cast_signed())?;
         let mut buffer = [0; LARGEST];
         let given = if call.number == libc::SYS_listen {
             &[]

@@ -1,12 +1,16 @@
 //! What the mediator promises the proxy: that a connection is the sandbox's, and what it is meant for.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 
 use super::diag::Diag;
+use super::local;
+use crate::local::gateway::tcp;
+use crate::local::sys::notify::cookie;
 
 /// More than the queues of all listeners hold. A connection that ends before it is accepted leaves its promise behind.
 const MOST: usize = 8192;
@@ -46,7 +50,12 @@ impl Promises {
     /// # Errors
     /// Its answer when it does not.
     pub fn probe(&self) -> Result<(), Errno> {
-        lock(&self.diag).listener(SocketAddr::from(([127, 0, 0, 1], 1))).map(drop)
+        // A question of a kind that the kernel does not know is answered as one about a socket that is not there.
+        let listener = tcp(Ipv4Addr::LOCALHOST.into(), 0)?;
+        match lock(&self.diag).listener(local(&listener)?)? {
+            Some(told) if told == cookie(listener.as_fd())? => Ok(()),
+            _ => Err(Errno::EOPNOTSUPP),
+        }
     }
 
     pub(super) fn make(&self, cookie: u64, meant: SocketAddr) -> Option<SocketAddr> {
@@ -88,10 +97,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use std::net::{TcpListener, TcpStream};
-    use std::os::fd::AsFd;
 
     use super::*;
-    use crate::local::sys::notify::cookie;
 
     fn address(last: u8) -> SocketAddr {
         SocketAddr::from(([192, 0, 2, last], 443))
@@ -124,7 +131,9 @@ mod tests {
     #[test]
     fn forgotten_promises_do_not_pile_up() {
         let mut open = Open::default();
-        (0..100_000).for_each(|cookie| drop(open.insert(cookie, address(1))));
+        for cookie in 0..100_000 {
+            open.insert(cookie, address(1));
+        }
         assert!(open.by_cookie.len() <= MOST);
         assert_eq!(open.take(99_999), Some(address(1)));
     }

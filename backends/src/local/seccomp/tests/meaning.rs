@@ -287,6 +287,12 @@ fn mediated_sockets_are_of_tcp_and_go_nowhere_by_themselves() {
             expect(&plan, "socket", &[family, STREAM, protocol], EPROTONOSUPPORT);
         }
     }
+    let made = SeccompPlan { make_sockets: true, ..plan.clone() };
+    for arch in ARCHES {
+        assert_eq!(verdict(&made, arch, "socket", &[INET6, STREAM | FLAGS, 0]), Notify);
+    }
+    expect(&made, "socket", &[INET, STREAM, 262], EPROTONOSUPPORT);
+    expect(&made, "socket", &[INET, DGRAM, 0], EACCES);
     for family in [UNIX, 17, 40, 43] {
         expect(&plan, "socket", &[family, STREAM, 0], EAFNOSUPPORT);
     }

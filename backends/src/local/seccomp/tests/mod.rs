@@ -27,12 +27,13 @@ const ORDINARY: SeccompPlan = SeccompPlan {
     unix_datagram: false,
     inet_sockets: true,
     mediate_tcp: false,
+    make_sockets: false,
     deny_ipc: false,
 };
 
 /// All plans that there are.
 fn plans() -> impl Iterator<Item = SeccompPlan> {
-    (0..1 << 8).map(|bits| {
+    (0..1 << 9).map(|bits| {
         let bit = |n: u8| bits & (1 << n) != 0;
         SeccompPlan {
             strict: bit(0),
@@ -43,6 +44,7 @@ fn plans() -> impl Iterator<Item = SeccompPlan> {
             inet_sockets: bit(5),
             deny_ipc: bit(6),
             mediate_tcp: bit(7),
+            make_sockets: bit(8),
         }
     })
 }
@@ -58,12 +60,13 @@ fn some_plans() -> impl Iterator<Item = SeccompPlan> {
             unix_datagram,
             inet_sockets,
             mediate_tcp,
+            make_sockets,
             deny_ipc,
         } = *plan;
-        [strict, nested_sandbox, notify_connect, unix_sockets, unix_datagram, inet_sockets, mediate_tcp, deny_ipc]
+        [strict, nested_sandbox, notify_connect, unix_sockets, unix_datagram, inet_sockets, mediate_tcp, make_sockets, deny_ipc]
     };
     let ordinary = bits(&ORDINARY);
-    plans().filter(move |plan| [0, 1, 8].contains(&bits(plan).iter().zip(ordinary).filter(|&(a, b)| *a != b).count()))
+    plans().filter(move |plan| [0, 1, 9].contains(&bits(plan).iter().zip(ordinary).filter(|&(a, b)| *a != b).count()))
 }
 
 fn number(arch: Arch, name: &str) -> u32 {
