@@ -468,6 +468,28 @@ fn within_another_one_it_is_lost_by_name() {
     drop(field.web);
 }
 
+#[test]
+fn commands_of_a_session_reach_it_too() {
+    need!("curl", PYTHON);
+    let field = field!();
+    let run = field.sandbox.root().join("run");
+    fs::create_dir(&run).unwrap();
+    let session = |arguments: &[&str], flags: bool| {
+        let mut command = field.sandbox.hermes();
+        command.env("XDG_RUNTIME_DIR", &run).arg("session").args(arguments);
+        if flags {
+            command.args(["--tier", "landlock", "--profile"]).arg(field.sandbox.outside.join("policy.toml"));
+            command.arg("--workspace").arg(&field.sandbox.workspace);
+        }
+        run_to_end(&mut command)
+    };
+    session(&["start", "s"], true).ok();
+    for _ in 0..2 {
+        session(&["exec", "s", "--", "curl", "-sS", "--noproxy", "*", "https://up.test/"], false).ok().says("HELLO-WEB");
+    }
+    session(&["stop", "s"], false).ok();
+}
+
 /// Runs what follows with `pidfd_getfd` refused, as in a container with Docker's default filter.
 const WITHOUT_BORROWING: &str = "
 import ctypes, os, struct, sys

@@ -116,6 +116,13 @@ mod tests {
         assert_eq!(promises.redeem(ours.local_addr().unwrap(), at, || false), None, "that connection is over");
         assert_eq!(redeem(&ours), Some(address(1)));
         assert_eq!(redeem(&ours), None);
+        // Who sends and goes away at once is known all the same.
+        let (mut brief, at_home) = (TcpStream::connect(at).unwrap(), listener.incoming().nth(2));
+        let (peer, known) = (brief.local_addr().unwrap(), cookie(brief.as_fd()).unwrap());
+        promises.make(known, address(2));
+        std::io::Write::write_all(&mut brief, b"x").unwrap();
+        drop(brief);
+        assert_eq!(promises.redeem(peer, at, || at_home.unwrap().unwrap().peer_addr().is_ok()), Some(address(2)));
     }
 
     #[test]
