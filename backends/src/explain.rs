@@ -185,6 +185,9 @@ pub fn explain_host(policy: &Policy, plan: &Plan, host: &str, port: Option<u16>)
     if plan.network == NetworkPlan::Private && is_loopback(&host) {
         answer.notes.push("loopback inside is the sandbox's own; services of the host do not listen there".into());
     }
+    if plan.network == NetworkPlan::Notified && is_loopback(&host) {
+        answer.notes.push("on the loopback only servers of the sandbox's own are reached".into());
+    }
     if plan.network == NetworkPlan::Host {
         answer.notes.push("the host's network is given as it is; nothing mediates it".into());
     }

@@ -274,10 +274,12 @@ def talk(s, family, to):
 four, six = socket.AF_INET, socket.AF_INET6
 for family, address, names in (
     (four, '127.0.0.1', ['127.0.0.1', '0.0.0.0']), (four, '127.3.2.1', ['127.3.2.1']), (four, '0.0.0.0', ['127.0.0.1']),
-    (six, '::1', ['::1', '::']), (six, '::', ['::1', '::ffff:127.0.0.1'])):
-    s = socket.socket(family); s.bind((address, 0)); s.listen(4)
-    for name in names: talk(s, family, (name, s.getsockname()[1]))
-    if address == '::': talk(s, four, ('127.0.0.1', s.getsockname()[1]))
+    (six, '::1', ['::1', '::']), (six, '::', ['::1', '::ffff:127.0.0.1']), (six, 'only', ['::1'])):
+    s = socket.socket(family)
+    if address == 'only': s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1); address = '::'; family = None
+    s.bind((address, 0)); s.listen(4)
+    for name in names: talk(s, family or six, (name, s.getsockname()[1]))
+    if address == '::' and family: talk(s, four, ('127.0.0.1', s.getsockname()[1]))
 s = socket.socket(); s.listen(); assert s.getsockname()[0] == '127.0.0.1', s.getsockname(); talk(s, four, s.getsockname())
 again = socket.socket()
 try: again.bind(s.getsockname()); print('TWICE')

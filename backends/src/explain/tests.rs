@@ -240,6 +240,12 @@ fn hosts() {
     assert!(connect(&policy, &plan(), "example.test", None).1.rule.is_none());
     assert!(connect(&policy, &plan(), "notexample.test", None).1.rule.is_none());
 
+    let notified = Plan { network: NetworkPlan::Notified, ..landlock_plan() };
+    assert_eq!(connect(&policy, &notified, "api.example.test", Some(443)).0, Verdict::Allowed);
+    let (verdict, _) = connect(&policy, &notified, "other.test", Some(443));
+    assert!(matches!(verdict, Verdict::Enforced(layers) if layers.contains(&Layer::Mediator)));
+    assert!(connect(&policy, &notified, "localhost", Some(80)).1.notes.iter().any(|note| note.contains("own are reached")));
+
     policy.network = Network::Host;
     let host = Plan { network: NetworkPlan::Host, ..plan() };
     assert_eq!(connect(&policy, &host, "x.test", None).0, Verdict::Allowed);

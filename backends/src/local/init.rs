@@ -7,7 +7,8 @@
 //! In the namespaces tier the first thread builds the sandbox, confines itself, starts the first job and is the spawner
 //! from then on; the keeper is a thread made before that. So nothing waits for another thread to be scheduled between
 //! the set-up and the first job, which on a busy machine takes longer than the whole set-up. In the Landlock tier the
-//! first thread is the keeper, and the spawner a process.
+//! first thread is the keeper, and the spawner a process; with routes the filter's other end goes to the supervisor, which
+//! answers the calls ([`broker::inet`]).
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};

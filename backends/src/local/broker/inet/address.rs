@@ -132,6 +132,8 @@ pub(super) fn bytes(family: Family, address: SocketAddr) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
     use super::*;
 
     const V6: Family = Family::V6 { only: false };
@@ -181,6 +183,25 @@ mod tests {
         let unspecified = |address: &str| [vec![0, 0], raw(address)[2..].to_vec()].concat();
         assert_eq!(to_bind(Family::V4, &unspecified("0.0.0.0:80")), Ok(address("127.0.0.1:80")));
         assert_eq!(to_bind(Family::V4, &unspecified("127.0.0.1:80")), Err(Errno::EAFNOSUPPORT));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_asked_for_ends_on_the_loopback(given in proptest::collection::vec(any::<u8>(), 0..40), only: bool) {
+            for family in [Family::V4, Family::V6 { only }] {
+                let _ = to_connect(family, &given);
+                if let Ok(at) = to_bind(family, &given) {
+                    prop_assert!(at.ip().to_canonical().is_loopback());
+                }
+            }
+        }
+
+        #[test]
+        fn addresses_come_back_as_they_were(ip: IpAddr, port: u16) {
+            let address = SocketAddr::new(ip, port);
+            let given = bytes(V6, address).unwrap();
+            prop_assert_eq!(to_connect(V6, &given), Ok(Asked::Address(canonical(address))));
+        }
     }
 
     #[test]
