@@ -205,7 +205,7 @@ fn nothing_leads_past_the_mediator() {
         .replace("SOCKET", &path.display().to_string());
     field.python(&program).ok().says("END").never_says("REACHED");
     field.python(SOCKETS).ok().says("END").never_says("MADE");
-    let raw = "import socket\nfor a in ((2, 3, 1), (17, 3, 3), (40, 1, 0), (2, 1, 132), (43, 1, 0), (2, 1, 262), (2, 5, 132)):\n try: socket.socket(*a); print('MADE', a)\n except OSError: pass\nprint('END')";
+    let raw = "import ctypes, socket\nif ctypes.CDLL(None).syscall(425, 8, ctypes.create_string_buffer(120)) >= 0: print('MADE ring')\nfor a in ((2, 3, 1), (17, 3, 3), (40, 1, 0), (2, 1, 132), (43, 1, 0), (2, 1, 262), (2, 5, 132)):\n try: socket.socket(*a); print('MADE', a)\n except OSError: pass\nprint('END')";
     field.python(raw).ok().says("END").never_says("MADE");
     assert_eq!((tcp.hits(), udp.hits(), unix.hits(), elsewhere.hits()), (0, 0, 0, 0));
     let control = field.sandbox.plain_python(&program);

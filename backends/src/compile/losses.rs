@@ -264,7 +264,8 @@ fn network(losses: &mut Losses<'_>, host: &Host, plan: &Plan) {
     {
         losses.lose(Guarantee::NetworkMediated, reason, remedy);
     }
-    if let Some(gateway) = plan.gateway.as_ref().filter(|gateway| gateway.ports.len() > MOST_PORTS) {
+    let private = plan.network == NetworkPlan::Private;
+    if let Some(gateway) = plan.gateway.as_ref().filter(|gateway| private && gateway.ports.len() > MOST_PORTS) {
         losses.lose(
             Guarantee::NetworkMediated,
             format!("routes lead to {} ports, and there are at most {MOST_PORTS}", gateway.ports.len()),
