@@ -196,11 +196,10 @@ fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tie
     let network = match (&policy.network, tier) {
         (Network::Host, _) => NetworkPlan::Host,
         (_, Tier::Namespaces) => NetworkPlan::Private,
-        (Network::Routes(routes), Tier::Landlock) if !routes.is_empty() && losses::why_no_mediation(host).is_none() => {
-            NetworkPlan::Notified
-        }
+        (_, Tier::Landlock) if network::is_mediated(policy) && losses::why_no_mediation(host).is_none() => NetworkPlan::Notified,
         (_, Tier::Landlock) => NetworkPlan::NoSockets,
     };
+    let has_loopback = matches!(network, NetworkPlan::Private | NetworkPlan::Notified);
     let upper = |path: &Path| choices.upper(policy, survey, host, path);
     let gateway = network::gateway(policy, network, choices.scratch);
     let files = gateway.as_ref().map(|gateway| network::files(gateway, &view, survey)).unwrap_or_default();
@@ -232,7 +231,7 @@ fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tie
         },
         network,
         gateway,
-        connect: Vec::new(),
+        connect: policy.loopback.connect.iter().copied().filter(|_| has_loopback).collect(),
         limits: limits(&policy.limits, host, tier),
         mounts,
         lost: Vec::new(),

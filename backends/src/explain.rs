@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use hermes_profiles::environment::{self, Grant, Reason};
-use hermes_profiles::{Access, EnvironmentRules, FileRule, Guarantee, Network, Origin, Policy, ospath};
+use hermes_profiles::{Access, EnvironmentRules, FileRule, Guarantee, Network, Origin, Policy, UnknownHosts, ospath};
 use serde::Serialize;
 
 use crate::local::seccomp::{self, Arch};
@@ -36,8 +36,8 @@ pub enum Layer {
     Seccomp,
     /// The network namespace.
     NetworkNamespace,
-    /// The supervisor, which connects on behalf of the programs inside.
-    Mediator,
+    /// The proxy that is the only way out.
+    Proxy,
     /// The environment is built from an allowlist.
     Environment,
 }
@@ -50,7 +50,7 @@ impl Layer {
             Self::Landlock => "Landlock",
             Self::Seccomp => "the system call filter",
             Self::NetworkNamespace => "the network namespace",
-            Self::Mediator => "the supervisor, which makes all connections",
+            Self::Proxy => "the proxy",
             Self::Environment => "the environment allowlist",
         }
     }
@@ -175,23 +175,38 @@ pub fn explain_host(policy: &Policy, plan: &Plan, host: &str, port: Option<u16>)
         NetworkPlan::Host => Vec::new(),
         NetworkPlan::Private => vec![Layer::NetworkNamespace],
         NetworkPlan::NoSockets => vec![Layer::Seccomp],
-        NetworkPlan::Notified => vec![Layer::Mediator],
+        NetworkPlan::Notified => Vec::new(),
     };
-    let wanted = route.is_some() || policy.network == Network::Host;
-    let led = wanted && plan.network == NetworkPlan::Notified;
-    if wanted && !led && !layers.is_empty() {
+    let open = is_loopback(&host) && port.is_some_and(|port| plan.connect.contains(&port));
+    let audited = plan.gateway.is_some() && policy.unknown_hosts == UnknownHosts::Audit;
+    let wanted = route.is_some() || open || audited || policy.network == Network::Host;
+    let layers = match (&plan.gateway, wanted) {
+        (Some(_), true) => Vec::new(),
+        (Some(_), false) => layers.into_iter().chain([Layer::Proxy]).collect(),
+        (None, _) if open => Vec::new(),
+        (None, _) => layers,
+    };
+    if plan.gateway.is_some() && route.is_some_and(|route| route.rules.needs_inspection()) {
+        answer.notes.push("requests are read: TLS is terminated with the sandbox's own certificates".into());
+    } else if plan.gateway.is_some() && route.is_some() {
+        answer.notes.push("passed through unread: whatever that name's servers front for can be reached by them".into());
+    }
+    if policy.unknown_hosts == UnknownHosts::Ask && plan.gateway.is_some() && !wanted {
+        answer.notes.push("a person is asked, and the connection waits".into());
+    }
+    if wanted && !layers.is_empty() {
         answer.notes.push("the policy names it, but this plan has no way out".into());
     }
-    if plan.network == NetworkPlan::Private && is_loopback(&host) {
+    if plan.network == NetworkPlan::Private && is_loopback(&host) && !open {
         answer.notes.push("loopback inside is the sandbox's own; services of the host do not listen there".into());
     }
-    if plan.network == NetworkPlan::Notified && is_loopback(&host) {
+    if plan.network == NetworkPlan::Notified && is_loopback(&host) && !open {
         answer.notes.push("on the loopback only servers of the sandbox's own are reached".into());
     }
     if plan.network == NetworkPlan::Host {
         answer.notes.push("the host's network is given as it is; nothing mediates it".into());
     }
-    let layers = if led { Vec::new() } else { layers };
+    let led = wanted && plan.gateway.is_some();
     let landlock = !led && plan.landlock.as_ref().is_some_and(|landlock| landlock.deny_tcp);
     let layers = layers.into_iter().chain(landlock.then_some(Layer::Landlock)).collect::<Vec<_>>();
     answer.verdicts = vec![("connect", verdict(plan, &layers, wanted, &[Guarantee::NetworkMediated]))];

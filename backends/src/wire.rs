@@ -45,6 +45,8 @@ pub enum Request {
     Cover(Vec<Cover>),
     /// Start a job. Descriptors: one per `Stdio::Handed` in order.
     Spawn(Box<Spawn>),
+    /// Listen on more ports of the gateway; answered by [`Event::Listening`], or [`Event::ListenFailed`].
+    Listen(Vec<u16>),
     /// Make a TCP socket in the sandbox's network; answered by [`Event::Socket`].
     Socket,
     /// Answered by [`Event::Ready`] when all that was asked before is done.
@@ -247,6 +249,8 @@ pub enum Event {
     TerminalFailed(StepError),
     /// The network stands; a descriptor each, in order.
     Listening(Vec<Listener>),
+    /// More ports could not be had.
+    ListenFailed(StepError),
     /// A socket comes as a descriptor; none does when none could be made.
     Socket,
     /// The names are covered, but for these: index in the request and why not.
@@ -311,6 +315,11 @@ impl Channel {
     pub fn pair() -> Result<(Self, Self), Errno> {
         let (a, b) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
         Ok((Self(a), Self(b)))
+    }
+
+    /// Another hand on the same end.
+    pub fn another(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self)
     }
 
     /// Takes over descriptor 0, which init's parent put there.

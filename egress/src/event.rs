@@ -70,6 +70,19 @@ pub enum Event {
         /// Where the rule is written.
         rule: String,
     },
+    /// An answer held the secret that its request carried. That header was left out, or the body was cut off before it.
+    SecretEchoed {
+        /// The host that the program meant.
+        host: Host,
+        /// Its port.
+        port: u16,
+        /// Path of the request without the query.
+        path: String,
+        /// The name of the secret.
+        secret: String,
+        /// Where it was found: `body`, or e.g. `header x-note`.
+        place: String,
+    },
     /// New rules hold.
     RulesReplaced {
         /// Counted from 1.

@@ -28,8 +28,11 @@
 //!   reached by them, if they look at more than the server name. TLS that begins after some plain text (STARTTLS) is not looked into.
 //! - An encrypted client hello is refused where TLS is passed through, and so is the decoy of one that Chromium sends unless
 //!   its policy `EncryptedClientHelloEnabled` is off. Where TLS is terminated it does no harm.
-//! - Methods that a framework reads from a query or a body (`_method`), and placeholders in bodies or in another encoding (Basic).
-//! - Secrets that a server sends back. Copies of a value that the HTTP library makes are not wiped.
+//! - Methods that a framework reads from a query or a body (`_method`), and placeholders in bodies or in another encoding than Basic.
+//! - Secrets that a server sends back compressed, in any other encoding or in pieces, or after an upgrade; what is looked for is in
+//!   [`scan`]. Copies of a value that the HTTP library makes are not wiped.
+//! - Requests of HTTP/1 are read more strictly than RFC 9112 asks: lines that end with a bare LF, one length twice, and codings
+//!   other than `chunked` are refused, since readers disagree about them.
 //! - HTTP/2 without TLS and WebSocket over HTTP/2 are not offered; HTTP/3 is not, since UDP leads nowhere but to DNS.
 
 pub mod address;
@@ -44,6 +47,7 @@ pub mod policy;
 pub mod proxy;
 pub mod reason;
 pub mod relay;
+pub mod scan;
 pub mod secret;
 mod stream;
 pub mod tls;

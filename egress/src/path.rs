@@ -39,8 +39,9 @@ pub fn readings(path: &str) -> Result<Vec<Cow<'_, str>>, Unreadable> {
         }
         match decoded(last) {
             Ok(next) => layers.push(next),
-            // A decoded path may hold a percent sign of its own ("100%"): then nobody decodes it again.
-            Err(_) if layers.len() > 1 => break,
+            // A decoded path may hold a percent sign of its own ("100%"): then nobody decodes it again. With something else
+            // encoded beside it ("100%/..%2f") somebody may decode that, and leave the sign.
+            Err(_) if layers.len() > 1 && !has_encoded(last) => break,
             Err(why) => return Err(why),
         }
     }
@@ -97,6 +98,11 @@ fn read(path: &str, backslashes: bool, parameters: bool, merge: bool) -> String 
         }
     }
     format!("/{}", kept.join("/"))
+}
+
+/// Is anything percent-encoded?
+fn has_encoded(path: &str) -> bool {
+    path.as_bytes().windows(3).any(|part| part[0] == b'%' && part[1].is_ascii_hexdigit() && part[2].is_ascii_hexdigit())
 }
 
 /// Takes one layer of percent-encoding off.
@@ -179,6 +185,7 @@ mod tests {
             "/a/.../b",
             "/a/..%20/b",
             "/%25252525",
+            "/v1/..%252fadm%25in",
         ] {
             assert!(readings(path).is_err(), "{path}: {:?}", readings(path));
         }

@@ -56,6 +56,9 @@ fn http(bytes: &[u8]) -> First {
     if bytes.starts_with(PREFACE) {
         return First::Http { h2: true };
     }
+    if PREFACE.starts_with(bytes) {
+        return First::Incomplete;
+    }
     let end = bytes.iter().position(|b| b.is_ascii_control() && !matches!(b, b'\t' | b'\r'));
     let line = &bytes[..end.unwrap_or(bytes.len())];
     if line.windows(5).any(|part| part.eq_ignore_ascii_case(b"HTTP/")) {

@@ -14,6 +14,8 @@ use crate::reason::Reason;
 #[derive(Debug, Default)]
 pub struct Ruleset {
     rules: Vec<Arc<Rule>>,
+    /// Stands for all names where hosts that no rule is about are decided one by one.
+    any_name: Option<Pattern>,
     generation: u64,
 }
 
@@ -112,7 +114,12 @@ impl Ruleset {
         let plain =
             |rule: &Arc<Rule>| (rule.rules.paths.is_empty(), rule.rules.methods.is_empty(), !rule.rules.needs_inspection());
         rules.sort_by_key(plain);
-        Ok(Self { rules, generation: before.map_or(0, |before| before.generation + 1) })
+        Ok(Self { rules, any_name: None, generation: before.map_or(0, |before| before.generation + 1) })
+    }
+
+    /// The same, but every name gets an address, so that a connection to it can be decided.
+    pub fn with_any_name(self) -> Self {
+        Self { any_name: Some(Pattern::Below(String::new())), ..self }
     }
 
     /// Counted from 0.
@@ -134,6 +141,7 @@ impl Ruleset {
             .map(|rule| &rule.pattern)
             .filter(|pattern| pattern.matches(name))
             .max_by_key(|pattern| pattern.precision())
+            .or(self.any_name.as_ref())
     }
 
     /// What becomes of a connection to `host` on `port`?
@@ -151,28 +159,28 @@ impl Ruleset {
 
     /// What becomes of a request?
     pub fn decide(&self, request: &Request<'_>) -> Decision {
-        let mut reason = self.no_way(request.host);
+        let mut reason = None;
         let mut readings = None;
         for rule in self.rules_for(request.host, request.port) {
             if !rule.rules.methods.is_empty() && !rule.rules.methods.iter().any(|method| method == request.method) {
                 // Of several reasons the path's says most: some rule allows the method.
-                if !matches!(reason, Reason::Path | Reason::AmbiguousPath { .. }) {
-                    reason = Reason::Method;
+                if !matches!(reason, Some(Reason::Path | Reason::AmbiguousPath { .. })) {
+                    reason = Some(Reason::Method);
                 }
                 continue;
             }
             if !rule.rules.paths.is_empty() {
                 let readings = readings.get_or_insert_with(|| path::readings(request.path));
                 if let Some(why) = outside(readings, &rule.rules.paths) {
-                    if !matches!(reason, Reason::AmbiguousPath { .. }) {
-                        reason = why;
+                    if !matches!(reason, Some(Reason::AmbiguousPath { .. })) {
+                        reason = Some(why);
                     }
                     continue;
                 }
             }
             return Decision::Allow(Arc::clone(rule));
         }
-        Decision::Refuse(reason)
+        Decision::Refuse(reason.unwrap_or_else(|| self.no_way(request.host)))
     }
 
     fn no_way(&self, host: &Host) -> Reason {

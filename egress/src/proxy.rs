@@ -5,6 +5,7 @@ mod pass;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -84,6 +85,15 @@ pub trait Meant: Send + Sync {
     fn address(&self, stream: &TcpStream, peer: SocketAddr) -> Option<SocketAddr>;
 }
 
+/// A decision, some time later: a route that leads to the host, or nothing.
+pub type Deciding<'a> = Pin<Box<dyn Future<Output = Option<Route>> + Send + 'a>>;
+
+/// Decides about hosts that no route is about.
+pub trait Unknown: Send + Sync {
+    /// May `host` be reached on `port`? The route then holds until the end, whatever else is replaced.
+    fn decide<'a>(&'a self, host: &'a Host, port: u16) -> Deciding<'a>;
+}
+
 /// The address meant is the socket's own (AnyIP). Whoever can connect to the listeners is the sandbox.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OwnAddress;
@@ -112,6 +122,8 @@ pub struct Config {
     pub secrets: Arc<dyn Secrets>,
     /// Knows what connections are meant for.
     pub meant: Arc<dyn Meant>,
+    /// Decides about hosts that no route is about; `None` refuses them.
+    pub unknown: Option<Arc<dyn Unknown>>,
     /// Roots for servers outside; `None` means the system's, read when they are first needed.
     pub clients: Option<Clients>,
 }
@@ -128,6 +140,7 @@ impl Config {
             events: Arc::new(Silent),
             secrets: Arc::new(NoSecrets),
             meant: Arc::new(OwnAddress),
+            unknown: None,
             clients: None,
         }
     }
@@ -137,6 +150,7 @@ impl Config {
 pub struct Egress {
     config: Config,
     rules: watch::Sender<Arc<Ruleset>>,
+    routes: Mutex<Routes>,
     names: Mutex<Names>,
     dialer: Dialer,
     authority: OnceLock<Result<Authority, String>>,
@@ -144,6 +158,22 @@ pub struct Egress {
     connections: Arc<Semaphore>,
     pipes: Semaphore,
     began: Instant,
+}
+
+/// What the rules are made from.
+struct Routes {
+    /// The policy's.
+    named: Vec<Route>,
+    /// Those that were decided on the way.
+    granted: Vec<Route>,
+}
+
+impl Routes {
+    fn rules(&self, before: Option<&Ruleset>, any_name: bool) -> Result<Ruleset, Invalid> {
+        let all: Vec<Route> = self.named.iter().chain(&self.granted).cloned().collect();
+        let rules = Ruleset::new(&all, before)?;
+        Ok(if any_name { rules.with_any_name() } else { rules })
+    }
 }
 
 /// One connection inside, as long as anything of it lives.
@@ -165,10 +195,12 @@ impl Egress {
     /// # Errors
     /// A route that cannot be a rule.
     pub fn new(mut config: Config, routes: &[Route]) -> Result<Arc<Self>, Invalid> {
-        let rules = Ruleset::new(routes, None)?;
+        let routes = Routes { named: routes.to_vec(), granted: Vec::new() };
+        let rules = routes.rules(None, config.unknown.is_some())?;
         let clients = config.clients.take().map_or_else(OnceLock::new, |clients| OnceLock::from(Ok(clients)));
         Ok(Arc::new(Self {
             rules: watch::Sender::new(Arc::new(rules)),
+            routes: Mutex::new(routes),
             names: Mutex::new(Names::new(config.synthetic, config.limits.names_below_wildcard)),
             dialer: Dialer::new(Arc::clone(&config.resolver), config.outer.take(), config.limits.dial),
             authority: OnceLock::new(),
@@ -186,8 +218,46 @@ impl Egress {
     /// # Errors
     /// A route that cannot be a rule; then the old ones keep holding.
     pub fn replace(&self, routes: &[Route]) -> Result<u64, Invalid> {
+        let mut own = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = Routes { named: routes.to_vec(), granted: own.granted.clone() };
+        let generation = self.swap(&new)?;
+        *own = new;
+        Ok(generation)
+    }
+
+    /// The routes that hold, those that were decided on the way too, and the generation.
+    pub fn routes(&self) -> (Vec<Route>, u64) {
+        let own = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        (own.named.iter().chain(&own.granted).cloned().collect(), self.rules().generation())
+    }
+
+    /// Adds a route that was decided on the way.
+    fn grant(&self, route: Route) -> Result<u64, Invalid> {
+        let mut own = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        let granted = own.granted.iter().cloned().chain([route]).collect();
+        let new = Routes { named: own.named.clone(), granted };
+        let generation = self.swap(&new)?;
+        *own = new;
+        Ok(generation)
+    }
+
+    /// Has a host decided that no route is about, where somebody decides. Whoever asks the rules afterwards finds the answer.
+    pub(crate) async fn consider(&self, host: &Host, port: u16) {
+        let Some(unknown) = &self.config.unknown else { return };
+        let refused = self.rules().admit(host, port).err();
+        let undecided = matches!(refused, Some(Reason::NoRoute | Reason::Port { .. } | Reason::UnknownAddress));
+        if undecided
+            && let Some(route) = unknown.decide(host, port).await
+            // Somebody else may have been told the same meanwhile.
+            && self.rules().admit(host, port).is_err()
+        {
+            let _ = self.grant(route);
+        }
+    }
+
+    fn swap(&self, routes: &Routes) -> Result<u64, Invalid> {
         let mut result = Ok(0);
-        self.rules.send_if_modified(|current| match Ruleset::new(routes, Some(current)) {
+        self.rules.send_if_modified(|current| match routes.rules(Some(current), self.config.unknown.is_some()) {
             Ok(rules) => {
                 result = Ok(rules.generation());
                 *current = Arc::new(rules);
@@ -285,11 +355,11 @@ impl Egress {
             }
             Kind::Explicit => {
                 let stream = Counted::new(bytes::Bytes::new(), stream, Arc::clone(&connection.meter));
-                web::serve(&self, &connection, stream, Entry::Proxy, Protocol::Http1, None).await;
+                Box::pin(web::serve(&self, &connection, stream, Entry::Proxy, Protocol::Http1, None)).await;
             }
             Kind::Dns => {
                 // A query that breaks off is nobody's loss.
-                let _ = crate::dns::serve_tcp(&self, stream).await;
+                let _ = Box::pin(crate::dns::serve_tcp(&self, stream)).await;
             }
         }
     }
@@ -331,8 +401,8 @@ impl Egress {
         &self.dialer
     }
 
-    pub(crate) fn secrets(&self) -> &dyn Secrets {
-        &*self.config.secrets
+    pub(crate) fn secrets(&self) -> &Arc<dyn Secrets> {
+        &self.config.secrets
     }
 
     pub(crate) fn clients(&self) -> Result<&Clients, Reason> {

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{HOST, HeaderValue};
+use http::header::{HOST, HeaderMap, HeaderValue};
 use http::uri::{PathAndQuery, Uri};
 use http::{Method, Request, Response, Version};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -79,7 +79,7 @@ impl Upstreams {
     /// Takes a connection that was made before any request was read.
     pub(crate) async fn prime(&self, target: Target, dialed: Dialed) -> Result<(), Reason> {
         let sender = h1(stream(dialed)).await?;
-        self.put(target, sender);
+        self.put(&target, sender);
         Ok(())
     }
 
@@ -99,7 +99,8 @@ impl Upstreams {
         loop {
             let (lane, fresh) = match self.take(target).await {
                 Some(lane) => (lane, false),
-                None => (self.open(target, place, dialer, clients).await?, true),
+                // Rare, and large: what every request has to carry stays small.
+                None => (Box::pin(self.open(target, place, dialer, clients)).await?, true),
             };
             let again = if fresh { None } else { repeatable(&request) };
             let (result, keep) = match lane {
@@ -116,7 +117,7 @@ impl Upstreams {
             match result {
                 Ok(response) => {
                     if let Some(sender) = keep {
-                        self.put(target.clone(), sender);
+                        self.put(target, sender);
                     }
                     return Ok(response);
                 }
@@ -124,7 +125,7 @@ impl Upstreams {
                 // (RFC 9110, 9.2.2), is sent again on another one.
                 Err(mut error) => match (error.take_message(), again) {
                     (Some(unsent), _) if !fresh => request = unsent,
-                    (None, Some(again)) if error.error().is_incomplete_message() => request = again,
+                    (None, Some(again)) if error.error().is_incomplete_message() => request = again.into(),
                     _ => return Err(Failed::of(error.into_error())),
                 },
             }
@@ -141,7 +142,7 @@ impl Upstreams {
                 }
                 lanes.h1.retain(|sender| !sender.is_closed());
                 match lanes.h1.iter().position(http1::SendRequest::is_ready) {
-                    Some(ready) => lanes.h1.swap_remove(ready),
+                    Some(ready) => return Some(Lane::H1(lanes.h1.swap_remove(ready))),
                     // Side by side another request may be under way on it for long.
                     None if self.multiplexed => return None,
                     None => lanes.h1.pop()?,
@@ -153,11 +154,15 @@ impl Upstreams {
         }
     }
 
-    fn put(&self, target: Target, sender: http1::SendRequest<Body>) {
+    fn put(&self, target: &Target, sender: http1::SendRequest<Body>) {
         let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = lanes.get_mut(target) {
+            known.h1.push(sender);
+            return;
+        }
         // Of another generation: rules changed, and no request will want it any more.
         lanes.retain(|known, _| known.generation >= target.generation);
-        lanes.entry(target).or_default().h1.push(sender);
+        lanes.entry(target.clone()).or_default().h1.push(sender);
     }
 
     async fn open(&self, target: &Target, place: &Place, dialer: &Dialer, clients: Option<&Clients>) -> Result<Lane, Reason> {
@@ -189,16 +194,26 @@ impl Upstreams {
     }
 }
 
-/// The same request again, if it does no harm to send it twice.
-fn repeatable(request: &Request<Body>) -> Option<Request<Body>> {
+/// What it takes to send a request again, if it does no harm to send it twice.
+struct Again {
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+}
+
+fn repeatable(request: &Request<Body>) -> Option<Again> {
     let harmless = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) && request.body().is_end_stream();
-    harmless.then(|| {
-        let mut again = Request::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
-        *again.method_mut() = request.method().clone();
-        *again.uri_mut() = request.uri().clone();
-        *again.headers_mut() = request.headers().clone();
-        again
-    })
+    harmless.then(|| Again { method: request.method().clone(), uri: request.uri().clone(), headers: request.headers().clone() })
+}
+
+impl From<Again> for Request<Body> {
+    fn from(again: Again) -> Self {
+        let mut request = Request::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
+        *request.method_mut() = again.method;
+        *request.uri_mut() = again.uri;
+        *request.headers_mut() = again.headers;
+        request
+    }
 }
 
 fn stream(dialed: Dialed) -> Counted<TcpStream> {
@@ -220,7 +235,10 @@ fn for_h1(request: &mut Request<Body>, uri: &Uri) {
     let target = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     *request.uri_mut() = target.into();
     *request.version_mut() = Version::HTTP_11;
-    if let Some(Ok(host)) = uri.authority().map(|authority| HeaderValue::from_str(authority.as_str())) {
+    // It is there, unless the request was on its way as HTTP/2 before.
+    if !request.headers().contains_key(HOST)
+        && let Some(Ok(host)) = uri.authority().map(|authority| HeaderValue::from_str(authority.as_str()))
+    {
         request.headers_mut().insert(HOST, host);
     }
 }

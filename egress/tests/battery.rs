@@ -92,6 +92,57 @@ async fn smuggled_requests() {
     }
 }
 
+/// What two readers may take for two things is refused, and said to be: by an answer while there can be one, and an event always.
+#[tokio::test]
+async fn what_can_be_read_in_two_ways_is_refused() {
+    let chunked = "POST /ok HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\n";
+    for (request, in_head) in [
+        ("POST /ok HTTP/1.1\r\nHost: HOST\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".to_owned(), true),
+        (format!("{chunked}Content-Length: 5\r\n\r\n0\r\n\r\n"), true),
+        (format!("{chunked}Content-Length: 5\r\nContent-Length: 5\r\n\r\n0\r\n\r\n"), true),
+        (format!("{chunked}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), true),
+        ("POST /ok HTTP/1.1\r\nHost: HOST\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nab".to_owned(), true),
+        ("POST /ok HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n".to_owned(), true),
+        ("GET /ok HTTP/1.1\nHost: HOST\n\n".to_owned(), true),
+        ("GET /ok HTTP/1.1\r\nHost: HOST\r\nX: y\nZ: z\r\n\r\n".to_owned(), true),
+        // The library does not take these for requests either, and answers by itself.
+        ("GET /ok HTTP/1.1\r\nHost: HOST\r\nX: y\r\n folded\r\n\r\n".to_owned(), true),
+        ("GET /ok HTTP/1.1\r\nHost: HOST\r\nX: y\rZ: z\r\n\r\n".to_owned(), true),
+        ("GET /ok HTTP/1.1\r\nHost: HOST\r\nX Y: z\r\n\r\n".to_owned(), true),
+        ("GET /ok HTTP/1.1\r\nHost: HOST\r\nX : z\r\n\r\n".to_owned(), true),
+        (format!("{chunked}\r\n3 \r\nabc\r\n0\r\n\r\n"), false),
+        (format!("{chunked}\r\n3;\x01\r\nabc\r\n0\r\n\r\n"), false),
+        (format!("{chunked}\r\n3;x\nabc\r\n0\r\n\r\n"), false),
+        (format!("{chunked}\r\n3\r\nabcd\r\n0\r\n\r\n"), false),
+        (format!("{chunked}\r\n0\r\nContent-Length: 5\r\n\r\n"), false),
+    ] {
+        let (server, seen) = server::raw(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+        let port = server.port();
+        let world = World::new(port, &[with(route("a.test", port), &[], &["/ok"])], |_| {}).await;
+        let request = request.replace("HOST", &format!("a.test:{port}"));
+        // A second one behind it must not be answered: nobody knows where it begins.
+        let second = format!("GET /ok?second HTTP/1.1\r\nHost: a.test:{port}\r\n\r\n");
+        let exchange = format!("{request}{second}");
+        let answer = tokio::time::timeout(PATIENCE / 2, world.exchange("a.test", &exchange)).await;
+        let answer = answer.unwrap_or_else(|_| panic!("no end after {exchange:?}"));
+        let got = seen.lock().unwrap().concat();
+        assert!(!got.contains("second"), "{request:?}: {got}");
+        if in_head {
+            assert!(answer.starts_with("HTTP/1.1 400"), "{request:?}: {answer}");
+            assert_eq!(got, "", "{request:?}");
+        } else {
+            // The server may have got its head and some of the body, but no end of it.
+            assert!(!got.ends_with("0\r\n\r\n"), "{request:?}: {got}");
+        }
+        assert!(matches!(world.refusal().await, Reason::Malformed { .. }), "{request:?}");
+        // The control: what is framed well passes, and no refusal comes of it.
+        let well = format!("{chunked}\r\n3;x=y\r\nabc\r\n0\r\nX: y\r\n\r\n").replace("HOST", &format!("a.test:{port}"));
+        let answer = world.exchange("a.test", &well).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert_eq!(world.refusals(), [], "{request:?}");
+    }
+}
+
 #[tokio::test]
 async fn injected_lines_and_strange_bytes() {
     for request in [

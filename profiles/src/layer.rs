@@ -67,6 +67,10 @@ pub struct Layer {
     pub network: Option<Entry<NetworkMode>>,
     /// Destinations.
     pub routes: Vec<Entry<RouteEntry>>,
+    /// `network.connect`
+    pub loopback_connect: Option<Vec<Entry<u16>>>,
+    /// `network.publish`
+    pub loopback_publish: Option<Vec<Entry<u16>>>,
     /// Unix sockets of the host.
     pub connect: Option<Vec<Entry<String>>>,
     /// Tools for MCP clients: the key's line, and all that it names.
@@ -100,6 +104,10 @@ pub enum NetworkMode {
     Off,
     /// Named destinations.
     Routes,
+    /// Named destinations, and a person is asked about others.
+    Ask,
+    /// All destinations, recorded.
+    Audit,
     /// The host's network.
     Host,
 }

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use crate::error::PolicyError;
 use crate::layer::{Entry, KernelKey, Limit, NetworkMode, PathEntry, Place};
 use crate::paths::{self, Unset};
-use crate::policy::{Access, FileRule, Guarantee, HomeMode, KernelRules, Limits, McpRules, Network, Origin};
+use crate::policy::{
+    Access, FileRule, Guarantee, HomeMode, KernelRules, Limits, LoopbackRules, McpRules, Network, Origin, UnknownHosts,
+};
 use crate::profile::Placed;
 use crate::request::Caller;
 use crate::route::Route;
@@ -39,6 +41,7 @@ pub(crate) struct Draft<'a> {
     pub(crate) set: BTreeMap<String, String>,
     pub(crate) network: Option<NetworkMode>,
     pub(crate) routes: Vec<Route>,
+    pub(crate) loopback: LoopbackRules,
     pub(crate) connect: BTreeSet<PathBuf>,
     pub(crate) mcp: McpRules,
     pub(crate) limits: Limits,
@@ -64,6 +67,7 @@ impl<'a> Draft<'a> {
             set: BTreeMap::new(),
             network: None,
             routes: Vec::new(),
+            loopback: LoopbackRules::default(),
             connect: BTreeSet::new(),
             mcp: McpRules::default(),
             limits: Limits { grace: DEFAULT_GRACE, ..Limits::default() },
@@ -95,12 +99,14 @@ impl<'a> Draft<'a> {
         self.set.extend(layer.set.into_iter().map(|entry| entry.value));
         if let Some(mode) = layer.network {
             self.network = Some(mode.value);
-        } else if !layer.routes.is_empty() {
+        } else if !layer.routes.is_empty() && !self.has_routes() {
             self.network = Some(NetworkMode::Routes);
         }
         for Entry { value, line } in layer.routes {
             self.route(Route { host: value.host, ports: value.ports, rules: value.rules, origin: place.line(line) });
         }
+        self.loopback.connect.extend(layer.loopback_connect.into_iter().flatten().map(|entry| entry.value));
+        self.loopback.publish.extend(layer.loopback_publish.into_iter().flatten().map(|entry| entry.value));
         for entry in layer.connect.into_iter().flatten() {
             let (text, optional) = paths::optional(&entry.value);
             if let Some(path) = self.expand(&place, base, text, optional, entry.line)? {
@@ -173,6 +179,10 @@ impl<'a> Draft<'a> {
         self.count
     }
 
+    pub(crate) fn has_routes(&self) -> bool {
+        matches!(self.network, Some(NetworkMode::Routes | NetworkMode::Ask | NetworkMode::Audit))
+    }
+
     /// Adds a route, or ports to one that says the same.
     pub(crate) fn route(&mut self, route: Route) {
         match self.routes.iter_mut().find(|known| known.host == route.host && known.rules == route.rules) {
@@ -190,15 +200,16 @@ impl<'a> Draft<'a> {
         }
     }
 
-    pub(crate) fn network(&mut self) -> Network {
-        match self.network {
-            Some(NetworkMode::Host) => Network::Host,
-            Some(NetworkMode::Routes) => {
-                self.routes.sort_by(|a, b| a.host.cmp(&b.host));
-                Network::Routes(std::mem::take(&mut self.routes))
-            }
-            Some(NetworkMode::Off) | None => Network::Off,
-        }
+    pub(crate) fn network(&mut self) -> (Network, UnknownHosts) {
+        let unknown = match self.network {
+            Some(NetworkMode::Host) => return (Network::Host, UnknownHosts::Refuse),
+            Some(NetworkMode::Off) | None => return (Network::Off, UnknownHosts::Refuse),
+            Some(NetworkMode::Routes) => UnknownHosts::Refuse,
+            Some(NetworkMode::Ask) => UnknownHosts::Ask,
+            Some(NetworkMode::Audit) => UnknownHosts::Audit,
+        };
+        self.routes.sort_by(|a, b| a.host.cmp(&b.host));
+        (Network::Routes(std::mem::take(&mut self.routes)), unknown)
     }
 
     pub(crate) fn preferred(&self) -> BTreeSet<Guarantee> {

@@ -300,7 +300,7 @@ fn variable((name, value): (&str, Value<'_, '_>)) -> Result<Entry<(String, Strin
 }
 
 fn network(layer: &mut Layer, mut table: Table<'_, '_>) -> Result<(), PolicyError> {
-    layer.network = table.take("mode").map(|v| v.word(&values::NETWORK_MODES[..3], values::network_mode)).transpose()?;
+    layer.network = table.take("mode").map(|v| v.word(&values::NETWORK_MODES[..5], values::network_mode)).transpose()?;
     if let Some(routes) = table.take("route") {
         layer.routes = routes.items()?.map(|item| route(item)).collect::<Result<_, _>>()?;
         if let Some(mode @ Entry { value: NetworkMode::Off | NetworkMode::Host, .. }) = &layer.network
@@ -309,7 +309,18 @@ fn network(layer: &mut Layer, mut table: Table<'_, '_>) -> Result<(), PolicyErro
             return Err(table.document.error(mode.line, "mode: routes are named in this file, so the mode must be \"routes\""));
         }
     }
+    layer.loopback_connect = table.take("connect").map(ports).transpose()?;
+    layer.loopback_publish = table.take("publish").map(ports).transpose()?;
     table.finish()
+}
+
+fn port(item: Value<'_, '_>) -> Result<Entry<u16>, PolicyError> {
+    let port = item.whole().and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
+    port.map(|port| item.entry(port)).ok_or_else(|| item.error("expected a port from 1 to 65535"))
+}
+
+fn ports(list: Value<'_, '_>) -> Result<Vec<Entry<u16>>, PolicyError> {
+    list.items()?.map(port).collect()
 }
 
 fn route(value: Value<'_, '_>) -> Result<Entry<RouteEntry>, PolicyError> {
@@ -320,11 +331,7 @@ fn route(value: Value<'_, '_>) -> Result<Entry<RouteEntry>, PolicyError> {
     let ports = match table.take("ports") {
         None => values::DEFAULT_PORTS.to_vec(),
         Some(list) => {
-            let port = |item: Value<'_, '_>| {
-                let port = item.whole().and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
-                port.ok_or_else(|| item.error("expected a port from 1 to 65535"))
-            };
-            let ports = list.items()?.map(port).collect::<Result<Vec<_>, _>>()?;
+            let ports: Vec<u16> = ports(list)?.into_iter().map(|port| port.value).collect();
             if ports.is_empty() {
                 return Err(list.error("a route without ports leads nowhere; leave the key out for the default"));
             }

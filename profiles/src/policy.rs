@@ -32,6 +32,10 @@ pub struct Policy {
     pub environment: EnvironmentRules,
     /// Where the sandbox may connect to.
     pub network: Network,
+    /// What becomes of hosts that no route names, where there are routes.
+    pub unknown_hosts: UnknownHosts,
+    /// What the host's loopback and the sandbox's share.
+    pub loopback: LoopbackRules,
     /// Unix sockets of the host that may be reached.
     pub unix: UnixRules,
     /// What an MCP client may use.
@@ -186,6 +190,28 @@ pub enum Network {
     Routes(Vec<Route>),
     /// The host's network, unmediated.
     Host,
+}
+
+/// What becomes of a host that no route names.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum UnknownHosts {
+    /// It cannot be reached.
+    #[default]
+    Refuse,
+    /// A person is asked, and the connection waits.
+    Ask,
+    /// It is reached, and recorded: for finding out which routes are needed.
+    Audit,
+}
+
+/// TCP ports that the host's loopback and the sandbox's share.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct LoopbackRules {
+    /// Of the host, open inside on 127.0.0.1 and ::1.
+    pub connect: BTreeSet<u16>,
+    /// Of the sandbox, shown on the host's 127.0.0.1.
+    pub publish: BTreeSet<u16>,
 }
 
 /// Unix sockets that host processes bound.

@@ -6,17 +6,19 @@
 //!   `private` to `hidden`.
 //! - `filesystem.read`, `overlay` and `cache` lower grants that the policy already has at or below a path. They do not cut
 //!   a new rule out of the middle of a grant: a symlink there would lead it elsewhere.
-//! - `network.mode` may be lowered, and routes may be left out; `unix.connect` names those that remain.
+//! - `network.mode` may be lowered, and routes may be left out; `network.connect`, `network.publish` and `unix.connect` name those
+//!   that remain.
 //! - `mcp.tools` names those that remain.
 //! - `limits` may be lowered, `kernel` switches turned to the stricter side.
 //! - Anything that would add is an error with its line.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::error::PolicyError;
 use crate::layer::{Entry, KernelKey, Layer, Limit, NetworkMode, PathEntry, Place, RouteEntry};
 use crate::paths::{self, Unset, covers};
-use crate::policy::{Access, FileRule, HomeMode, Limits, Network, Policy};
+use crate::policy::{Access, FileRule, HomeMode, Limits, LoopbackRules, Network, Policy, UnknownHosts};
 use crate::profile;
 use crate::request::{Caller, Files};
 use crate::route::{Rate, Route, RouteRules};
@@ -108,6 +110,7 @@ impl Narrowing<'_> {
         }
         self.policy.environment.deny.extend(layer.deny.iter().map(|entry| entry.value.clone()));
         self.network(layer)?;
+        self.loopback(layer)?;
         self.unix(layer)?;
         self.mcp(layer)?;
         for limit in &layer.limits {
@@ -227,13 +230,22 @@ impl Narrowing<'_> {
             (None, Some(route)) => Entry { value: NetworkMode::Routes, line: route.line },
             (None, None) => return Ok(()),
         };
+        let unknown = match mode.value {
+            NetworkMode::Ask => UnknownHosts::Ask,
+            NetworkMode::Audit => UnknownHosts::Audit,
+            NetworkMode::Off | NetworkMode::Routes | NetworkMode::Host => UnknownHosts::Refuse,
+        };
+        if matches!(self.policy.network, Network::Routes(_)) && unknown > self.policy.unknown_hosts {
+            return Err(self.widens(mode.line, "network.mode: the policy gives less"));
+        }
+        self.policy.unknown_hosts = unknown;
         self.policy.network = match (&self.policy.network, mode.value) {
             (_, NetworkMode::Off) => Network::Off,
             (Network::Host, NetworkMode::Host) => Network::Host,
-            (Network::Host, NetworkMode::Routes) => {
+            (Network::Host, NetworkMode::Routes | NetworkMode::Ask | NetworkMode::Audit) => {
                 Network::Routes(layer.routes.iter().map(|entry| self.route(entry)).collect::<Result<_, _>>()?)
             }
-            (Network::Routes(known), NetworkMode::Routes) => {
+            (Network::Routes(known), NetworkMode::Routes | NetworkMode::Ask | NetworkMode::Audit) => {
                 let mut kept = Vec::new();
                 for entry in &layer.routes {
                     let wanted = self.route(entry)?;
@@ -258,6 +270,21 @@ impl Narrowing<'_> {
             }
             _ => return Err(self.widens(mode.line, "network.mode: the policy gives less")),
         };
+        Ok(())
+    }
+
+    fn loopback(&mut self, layer: &Layer) -> Result<(), PolicyError> {
+        let remaining = |known: &BTreeSet<u16>, named: &Option<Vec<Entry<u16>>>, key| {
+            let Some(named) = named else { return Ok(known.clone()) };
+            let one = |entry: &Entry<u16>| match known.contains(&entry.value) {
+                true => Ok(entry.value),
+                false => Err(self.widens(entry.line, &format!("network.{key}: the policy does not name {}", entry.value))),
+            };
+            named.iter().map(one).collect()
+        };
+        let connect = remaining(&self.policy.loopback.connect, &layer.loopback_connect, "connect")?;
+        let publish = remaining(&self.policy.loopback.publish, &layer.loopback_publish, "publish")?;
+        self.policy.loopback = LoopbackRules { connect, publish };
         Ok(())
     }
 

@@ -46,7 +46,11 @@ pub struct Overrides {
     pub env: Vec<String>,
     /// `--set-env NAME=VALUE`
     pub set_env: Vec<String>,
-    /// `--net MODE`: off, none, routes, proxy or host
+    /// `--connect PORT`
+    pub connect: Vec<u16>,
+    /// `--publish PORT`
+    pub publish: Vec<u16>,
+    /// `--net MODE`: off, none, routes, proxy, ask, audit or host
     pub net: Option<String>,
     /// `--allow-host HOST[:PORT]`
     pub allow_hosts: Vec<String>,

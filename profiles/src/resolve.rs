@@ -54,7 +54,7 @@ pub fn resolve(request: &Request, files: &dyn Files) -> Result<Resolved, PolicyE
         refuse_broad(&rules, caller)?;
     }
     derive(&mut rules, &explicit, caller);
-    let network = draft.network();
+    let (network, unknown_hosts) = draft.network();
     if network == Network::Host {
         derive_resolver(&mut rules);
     }
@@ -72,6 +72,8 @@ pub fn resolve(request: &Request, files: &dyn Files) -> Result<Resolved, PolicyE
             set: std::mem::take(&mut draft.set),
         },
         network,
+        unknown_hosts,
+        loopback: std::mem::take(&mut draft.loopback),
         unix: UnixRules { connect: std::mem::take(&mut draft.connect).into_iter().collect() },
         mcp: std::mem::take(&mut draft.mcp),
         preferred: draft.preferred(),
@@ -180,18 +182,22 @@ fn apply_flags(
     if let Some(text) = &flags.net {
         let mode = values::network_mode(text).ok_or_else(|| {
             let hint = suggestion(text, values::NETWORK_MODES);
-            error("--net", format!("unknown mode \"{text}\"; expected off, routes or host{hint}"))
+            error("--net", format!("unknown mode \"{text}\"; expected off, routes, ask, audit or host{hint}"))
         })?;
-        if mode != NetworkMode::Routes && !flags.allow_hosts.is_empty() {
+        if matches!(mode, NetworkMode::Off | NetworkMode::Host) && !flags.allow_hosts.is_empty() {
             return Err(error("--allow-host", format!("contradicts --net {text}; leave one of them out")));
         }
         draft.network = Some(mode);
     }
     for text in &flags.allow_hosts {
         let entry = values::destination(text).map_err(|why| error("--allow-host", format!("{text}: {why}")))?;
-        draft.network = Some(NetworkMode::Routes);
+        if !draft.has_routes() {
+            draft.network = Some(NetworkMode::Routes);
+        }
         draft.route(Route::new(entry.host, entry.ports, Origin::Flag("--allow-host".into())));
     }
+    draft.loopback.connect.extend(&flags.connect);
+    draft.loopback.publish.extend(&flags.publish);
     for text in &flags.limits {
         let (name, value) = text.split_once('=').ok_or_else(|| error("--limit", format!("{text}: expected NAME=VALUE")))?;
         let limit = values::limit(name, value).ok_or_else(|| {

@@ -13,12 +13,14 @@ pub(crate) const LIMITS: [&str; 9] =
     ["memory", "processes", "scratch", "shm", "open-files", "file-size", "cpu", "timeout", "grace"];
 
 /// Spellings of `network.mode` and `--net`; the last two are aliases.
-pub(crate) const NETWORK_MODES: [&str; 5] = ["off", "routes", "host", "none", "proxy"];
+pub(crate) const NETWORK_MODES: [&str; 7] = ["off", "routes", "ask", "audit", "host", "none", "proxy"];
 
 pub(crate) fn network_mode(text: &str) -> Option<NetworkMode> {
     match text {
         "off" | "none" => Some(NetworkMode::Off),
         "routes" | "proxy" => Some(NetworkMode::Routes),
+        "ask" => Some(NetworkMode::Ask),
+        "audit" => Some(NetworkMode::Audit),
         "host" => Some(NetworkMode::Host),
         _ => None,
     }

@@ -215,7 +215,7 @@ fn contradictions_are_errors() {
         (flags(|f| (f.env, f.set_env) = (vec!["A".into()], vec!["A=1".into()])), "--set-env: A is also named by --env"),
         (
             flags(|f| f.net = Some("hots".into())),
-            "--net: unknown mode \"hots\"; expected off, routes or host; did you mean \"host\"?",
+            "--net: unknown mode \"hots\"; expected off, routes, ask, audit or host; did you mean \"host\"?",
         ),
         (flags(|f| f.limits = vec!["memmory=1GiB".into()]), "did you mean \"memory\"?"),
         (flags(|f| f.limits = vec!["memory=lots".into()]), "--limit: memory=lots: expected a size such as"),

@@ -78,7 +78,7 @@ pub(crate) fn survey(policy: &Policy) -> Survey {
         Some(home) => [".config", ".cache", ".local/share"].iter().map(|below| home.join(below)).chain([home.clone()]).collect(),
         None => Vec::new(),
     };
-    let network = if network::routes(policy).is_empty() { Vec::new() } else { network::paths() };
+    let network = if network::is_mediated(policy) { network::paths() } else { Vec::new() };
     hermes_backends::survey::survey(paths_of(policy).into_iter().chain(network.iter().map(Path::new)), &hubs)
 }
 
@@ -131,8 +131,8 @@ pub(crate) fn run(
 ) -> Result<u8, Error> {
     let group = group(&prepared.plan, &prepared.host)?;
     let procs: Vec<_> = group.iter().flat_map(Cgroup::procs).collect();
-    let environment = environment(&prepared);
     let mut way_out = WayOut::new(&prepared.policy, &prepared.plan, &prepared.caller, log)?;
+    let environment = environment(&prepared, way_out.as_ref());
     let along = Along { cgroups: &procs, held, guards: guards.as_mut(), way_out: way_out.as_mut() };
     let outcome = supervise::run(&prepared.plan, &command, environment, along, log);
     leave(group.as_ref(), guards, way_out, log)?;
@@ -148,27 +148,36 @@ pub(crate) fn run(
 }
 
 /// The variables that jobs get.
-fn environment(prepared: &Prepared) -> Vec<(OsString, OsString)> {
-    redirected(prepared, prepared.environment.passed.clone())
+fn environment(prepared: &Prepared, way_out: Option<&WayOut>) -> Vec<(OsString, OsString)> {
+    completed(prepared, way_out, prepared.environment.passed.clone())
 }
 
 /// The variables that a job gets whose caller has these.
 pub(crate) fn environment_for(
     prepared: &Prepared,
+    way_out: Option<&WayOut>,
     caller: impl Iterator<Item = (OsString, OsString)>,
 ) -> Vec<(OsString, OsString)> {
-    redirected(prepared, hermes_profiles::environment::filter(&prepared.policy.environment, caller).passed)
+    completed(prepared, way_out, hermes_profiles::environment::filter(&prepared.policy.environment, caller).passed)
 }
 
-fn redirected(prepared: &Prepared, mut environment: Vec<(OsString, OsString)>) -> Vec<(OsString, OsString)> {
+/// With what leads programs to the sandbox's own places.
+fn completed(
+    prepared: &Prepared,
+    way_out: Option<&WayOut>,
+    mut environment: Vec<(OsString, OsString)>,
+) -> Vec<(OsString, OsString)> {
     let redirects = prepared.plan.redirects.iter();
     let redirects = redirects.map(|redirect| (OsString::from(&redirect.name), OsString::from(&redirect.directory)));
     // What the policy sets by name is meant.
     let set = &prepared.policy.environment.set;
     let plan = &prepared.plan;
-    let network =
-        plan.gateway.iter().flat_map(|gateway| variables(plan.network, gateway)).filter(|(name, _)| !set.contains_key(name));
-    for (name, value) in redirects.chain(network.map(|(name, value)| (name.into(), value.into()))) {
+    let network = plan.gateway.iter().flat_map(|gateway| variables(plan.network, gateway));
+    let network = network.filter(|(name, _)| !set.contains_key(name));
+    let placeholders = way_out.into_iter().flat_map(WayOut::placeholders).cloned();
+    // Placeholders last: a value of the caller's in their place would be the secret itself.
+    let network = network.chain(placeholders).map(|(name, value)| (OsString::from(name), OsString::from(value)));
+    for (name, value) in redirects.chain(network) {
         environment.retain(|(known, _)| *known != name);
         environment.push((name, value));
     }
@@ -194,9 +203,9 @@ fn leave(group: Option<&Cgroup>, guards: Option<Guards>, way_out: Option<WayOut>
 pub(crate) struct Opened {
     pub(crate) sandbox: Sandbox,
     pub(crate) environment: Vec<(OsString, OsString)>,
-    /// Above all: dropped when nothing is left in it.
-    group: Option<Cgroup>,
-    way_out: Option<WayOut>,
+    pub(crate) way_out: Option<WayOut>,
+    /// To be dropped when nothing is left in it.
+    pub(crate) group: Option<Cgroup>,
 }
 
 /// Starts a sandbox and waits until it stands. It keeps `held` open until it has ended.
@@ -211,19 +220,13 @@ pub(crate) fn open(
     let mut way_out = WayOut::new(&prepared.policy, &prepared.plan, &prepared.caller, log)?;
     let along = Along { cgroups: &procs, held, guards, way_out: way_out.as_mut() };
     let sandbox = supervise::open(&prepared.plan, along)?;
-    Ok(Opened { sandbox, environment: environment(prepared), group, way_out })
+    let environment = environment(prepared, way_out.as_ref());
+    Ok(Opened { sandbox, environment, group, way_out })
 }
 
 /// Everything in the sandbox of a session has ended.
 pub(crate) fn close(group: Option<Cgroup>, guards: Option<Guards>, way_out: Option<WayOut>, log: &mut Log) -> Result<(), Error> {
     leave(group.as_ref(), guards, way_out, log)
-}
-
-impl Opened {
-    /// The sandbox, what its jobs get, and what outlives it.
-    pub(crate) fn parts(self) -> (Sandbox, Vec<(OsString, OsString)>, Option<Cgroup>, Option<WayOut>) {
-        (self.sandbox, self.environment, self.group, self.way_out)
-    }
 }
 
 /// The control group that the plan's limits ask for.

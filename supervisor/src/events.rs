@@ -56,6 +56,10 @@ pub(crate) enum Event<'a> {
     PutAside { id: u64, path: String, rule: &'a str, why: &'a str, staged: bool },
     /// A file that the host runs or obeys on purpose (a build, a push) was changed.
     Reported { path: String, rule: &'a str, why: &'a str },
+    /// A connection waits for a person's answer.
+    ApprovalAsked { id: u64, host: &'a str, port: u16 },
+    /// The answer: `allow`, `deny` or `no answer`, which refuses.
+    ApprovalDecided { id: u64, host: &'a str, port: u16, decision: &'a str },
     /// The sandbox is gone; `status` is the supervisor's own exit status.
     End {
         status: u8,

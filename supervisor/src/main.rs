@@ -1,5 +1,6 @@
 //! The program: command line, run, and everything that people see.
 
+mod approvals;
 mod args;
 mod beneath;
 mod changes;
@@ -29,6 +30,7 @@ mod run;
 #[cfg(test)]
 mod sample;
 mod scratch;
+mod secrets;
 mod session;
 mod shims;
 mod start;
@@ -73,10 +75,12 @@ fn dispatch(argv: Vec<OsString>) -> Result<u8, Error> {
         Parsed::Command(Command::Doctor { json, verbose }) => doctor::doctor(&engine::measure_now(), json, verbose),
         Parsed::Command(Command::Profiles { action }) => profiles::profiles(action),
         Parsed::Command(Command::Quarantine { action }) => quarantine::quarantine(action),
+        Parsed::Command(Command::Secrets { action }) => secrets::secrets(action),
         Parsed::Command(Command::Changes { action }) => changes::changes(action),
         Parsed::Command(Command::Serve(args)) => session::serve(&args),
         Parsed::Command(Command::Session { action }) => session::session(action),
         Parsed::Command(Command::Shims { action }) => shims::shims(action),
+        Parsed::Command(Command::Approvals { action }) => approvals::approvals(action),
         Parsed::Command(Command::Check(args)) => check::check(args),
         Parsed::Command(Command::Completions { shell }) => pages::completions(shell).map(|()| 0),
         Parsed::Command(Command::Man { subcommand }) => pages::man(subcommand.as_deref()).map(|()| 0),

@@ -68,6 +68,16 @@ pub(crate) fn complain(message: &str) {
     _ = io::stderr().lock().write_all(format!("hermes-sandbox: {}\n", clean(message)).as_bytes());
 }
 
+/// Writes a question to stderr, without the end of the line.
+pub(crate) fn ask(question: &str) {
+    _ = io::stderr().lock().write_all(format!("{}: ", clean(question)).as_bytes());
+}
+
+/// Ends the line of a question whose answer was not shown.
+pub(crate) fn ask_ended() {
+    _ = io::stderr().lock().write_all(b"\n");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,12 +1,13 @@
 //! `plan`: what would be done on this machine, and what would be lost, for people and as JSON.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use hermes_backends::plan::{
     Content, Enforcer, Identity, Layer, LimitsPlan, Lost, MountStep, NetworkPlan, PathRights, Plan, SeccompPlan, Tier,
 };
 use hermes_profiles::environment::Environment;
-use hermes_profiles::{Network, Policy};
+use hermes_profiles::{Policy, UnknownHosts};
 use serde_json::json;
 
 use crate::args::PlanArgs;
@@ -74,7 +75,7 @@ fn as_text(prepared: &Prepared, verbose: bool) -> String {
     field(&mut text, "made of", tier_words(plan));
     field(&mut text, "runs as", &identity_words(&plan.identity));
     field(&mut text, "starts in", &path(&plan.cwd));
-    field(&mut text, "network", network_words(plan, policy));
+    field(&mut text, "network", &network_words(plan, policy));
     for socket in &plan.unix_connect {
         field(&mut text, "socket", &path(socket));
     }
@@ -127,18 +128,32 @@ fn identity_words(identity: &Identity) -> String {
     words
 }
 
-fn network_words(plan: &Plan, policy: &Policy) -> &'static str {
-    match (plan.network, &policy.network) {
-        (NetworkPlan::Host, _) => "the host's, unmediated",
-        (NetworkPlan::Private, Network::Routes(_)) => {
-            "a loopback of its own; the routes of the policy lead nowhere in this version"
+fn network_words(plan: &Plan, policy: &Policy) -> String {
+    let mut words = match (plan.network, &plan.gateway) {
+        (NetworkPlan::Host, _) => "the host's, unmediated".to_owned(),
+        (NetworkPlan::Private, Some(gateway)) => {
+            let ports: Vec<_> = gateway.ports.iter().map(u16::to_string).collect();
+            format!("a loopback of its own, and a proxy by the policy's routes (ports {})", ports.join(", "))
         }
-        (NetworkPlan::Private, _) => "a loopback of its own and nothing else",
+        (NetworkPlan::Private, None) => "a loopback of its own and nothing else".to_owned(),
         (NetworkPlan::Notified, _) => {
-            "the host's loopback for servers of its own, and the routes of the policy, by the supervisor"
+            "the host's loopback for servers of its own, and the routes of the policy, by the supervisor".to_owned()
         }
-        (NetworkPlan::NoSockets, _) => "no internet sockets at all",
+        (NetworkPlan::NoSockets, _) => "no internet sockets at all".to_owned(),
+    };
+    match policy.unknown_hosts {
+        UnknownHosts::Refuse => {}
+        UnknownHosts::Ask => words.push_str("; other hosts are asked about"),
+        UnknownHosts::Audit => words.push_str("; ALL other hosts are reached, and recorded"),
     }
+    let listed = |ports: &BTreeSet<u16>| ports.iter().map(u16::to_string).collect::<Vec<_>>().join(", ");
+    if !policy.loopback.connect.is_empty() {
+        _ = write!(words, "; the host's loopback ports {} are open", listed(&policy.loopback.connect));
+    }
+    if !policy.loopback.publish.is_empty() {
+        _ = write!(words, "; own ports {} are shown on the host", listed(&policy.loopback.publish));
+    }
+    words
 }
 
 fn filter_words(seccomp: &SeccompPlan) -> String {

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use hermes_profiles::guard::Selector;
 use hermes_profiles::{
-    Access, EnvironmentRules, FileRule, Guarantee, GuardRules, HomeMode, KernelRules, Limits, Network, Policy,
+    Access, EnvironmentRules, FileRule, Guarantee, GuardRules, HomeMode, KernelRules, Limits, LoopbackRules, Network, Policy,
+    UnknownHosts,
 };
 
 use crate::output::{clean, path};
@@ -17,7 +18,8 @@ pub(crate) fn as_text(policy: &Policy) -> String {
     field(&mut text, "workspace", &format!("{} ({})", path(&policy.workspace), access_word(policy.workspace_access)));
     let home = policy.home.dir.as_deref().map_or("none".to_owned(), path);
     field(&mut text, "home", &format!("{home}: {}", home_words(policy.home.mode)));
-    network(&mut text, &policy.network);
+    network(&mut text, policy);
+    loopback(&mut text, &policy.loopback);
     for socket in &policy.unix.connect {
         field(&mut text, "socket", &path(socket));
     }
@@ -44,16 +46,30 @@ fn home_words(mode: HomeMode) -> &'static str {
     }
 }
 
-fn network(text: &mut String, network: &Network) {
-    match network {
+fn network(text: &mut String, policy: &Policy) {
+    match &policy.network {
         Network::Off => field(text, "network", "off"),
         Network::Host => field(text, "network", "the host's, unmediated"),
         Network::Routes(routes) => {
-            field(text, "network", if routes.is_empty() { "routes, none named" } else { "these routes" });
+            let words = match (policy.unknown_hosts, routes.is_empty()) {
+                (UnknownHosts::Audit, _) => "all hosts, recorded",
+                (UnknownHosts::Ask, _) => "these routes, and others after a question",
+                (UnknownHosts::Refuse, true) => "routes, none named",
+                (UnknownHosts::Refuse, false) => "these routes",
+            };
+            field(text, "network", words);
             for route in routes {
                 let ports: Vec<_> = route.ports.iter().map(u16::to_string).collect();
                 field(text, "", &format!("{} on {} ({})", route.host, ports.join(", "), route.origin));
             }
+        }
+    }
+}
+
+fn loopback(text: &mut String, rules: &LoopbackRules) {
+    for (name, ports) in [("connect", &rules.connect), ("publish", &rules.publish)] {
+        if !ports.is_empty() {
+            field(text, name, &ports.iter().map(u16::to_string).collect::<Vec<_>>().join(", "));
         }
     }
 }

@@ -28,6 +28,8 @@ pub(crate) fn request(args: &PolicyArgs, caller: Caller) -> Request {
             set_env: args.set_env.clone(),
             net: args.net.map(|net| mode(net).to_owned()),
             allow_hosts: args.allow_host.clone(),
+            connect: args.connect.clone(),
+            publish: args.publish.clone(),
             limits: args.limit.clone(),
             accept_loss: args.accept_loss.clone(),
             allow_broad: args.allow_broad,
@@ -42,6 +44,8 @@ fn mode(net: Net) -> &'static str {
     match net {
         Net::Off => "off",
         Net::Routes => "routes",
+        Net::Ask => "ask",
+        Net::Audit => "audit",
         Net::Host => "host",
     }
 }

@@ -68,9 +68,12 @@ pub(crate) struct Along<'a> {
 
 impl Along<'_> {
     fn start(&mut self, plan: &Plan, handed: &[HandedFd<'_>], command: &[OsString]) -> Result<Sandbox, Error> {
-        let certificates = self.way_out.as_ref().map(|way_out| way_out.certificates()).transpose()?.unwrap_or_default();
+        let certificates = self.way_out.as_ref().map(|way_out| way_out.certificates(plan)).transpose()?.unwrap_or_default();
         let to_error = |error: StepError| failed(&error, command);
         let sandbox = Sandbox::start(plan, handed, (self.cgroups, self.held), certificates).map_err(to_error)?;
+        if let Some(way_out) = &mut self.way_out {
+            way_out.start(&sandbox)?;
+        }
         if let Some(guards) = &mut self.guards {
             // Beside the set-up, and before the first process.
             let covers = guards.take_baseline(sandbox.init().as_raw())?;
@@ -85,8 +88,8 @@ impl Along<'_> {
     fn hear(&mut self, event: &Answer, fds: &mut Vec<OwnedFd>) -> Result<bool, Error> {
         match (event, &mut self.guards, &mut self.way_out) {
             (Answer::Covered { failed }, Some(guards), _) => guards.covered(failed)?,
-            (Answer::Listening(kinds), _, Some(way_out)) => way_out.serve(kinds, std::mem::take(fds))?,
-            (Answer::Covered { .. } | Answer::Listening(_), ..) => {}
+            (Answer::Listening(_) | Answer::Socket, _, Some(way_out)) => way_out.hear(event, std::mem::take(fds)),
+            (Answer::Covered { .. } | Answer::Listening(_) | Answer::Socket, ..) => {}
             _ => return Ok(false),
         }
         Ok(true)
@@ -374,11 +377,11 @@ impl Session<'_> {
                 self.log.write(&Event::LimitHit { limit: "memory".into() })?;
                 Ok(None)
             }
-            Some((event @ (Answer::Covered { .. } | Answer::Listening(_)), mut fds)) => {
+            Some((event @ (Answer::Covered { .. } | Answer::Listening(_) | Answer::Socket), mut fds)) => {
                 self.along.hear(&event, &mut fds)?;
                 Ok(None)
             }
-            Some((Answer::Ready | Answer::Terminal | Answer::TerminalFailed(_) | Answer::Socket, _)) => Ok(None),
+            Some((Answer::Ready | Answer::Terminal | Answer::TerminalFailed(_) | Answer::ListenFailed(_), _)) => Ok(None),
         }
     }
 

@@ -3,6 +3,8 @@
 // The modules bring tests of their own, which run where there is a test runner.
 #![allow(dead_code, unused_imports, clippy::unwrap_used, missing_docs)]
 
+#[path = "../src/approvals/mod.rs"]
+mod approvals;
 #[path = "../src/args/mod.rs"]
 mod args;
 #[path = "../src/beneath.rs"]
@@ -40,6 +42,8 @@ mod request;
 mod sample;
 #[path = "../src/scratch.rs"]
 mod scratch;
+#[path = "../src/secrets/mod.rs"]
+mod secrets;
 #[path = "../src/start.rs"]
 mod start;
 #[path = "../src/state/mod.rs"]

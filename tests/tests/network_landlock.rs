@@ -471,6 +471,17 @@ fn within_another_one_it_is_lost_by_name() {
 }
 
 #[test]
+fn a_port_of_the_host_is_reached_when_it_is_opened_by_name() {
+    need!("curl", PYTHON);
+    let field = field!();
+    let url = format!("http://127.0.0.1:{}/", field.web.port);
+    field.sandbox.run(["curl", "-sS", &url]).exits(7);
+    let sandbox = field.sandbox.flags(["--connect", &field.web.port.to_string()]);
+    sandbox.run(["curl", "-sS", &url]).ok().says("HELLO-WEB");
+    drop(field.web);
+}
+
+#[test]
 fn commands_of_a_session_reach_it_too() {
     need!("curl", PYTHON);
     let field = field!();
@@ -489,6 +500,14 @@ fn commands_of_a_session_reach_it_too() {
     for _ in 0..2 {
         session(&["exec", "s", "--", "curl", "-sS", "--noproxy", "*", "https://up.test/"], false).ok().says("HELLO-WEB");
     }
+    // Other routes, on a port that none led to.
+    let curl = ["exec", "s", "--", "curl", "-sS", "--noproxy", "*", "http://up.test:8080/"];
+    session(&curl, false).exits(7);
+    let more = field.sandbox.read(field.sandbox.outside.join("policy.toml")).replace("[80, 443]", "[80, 443, 8080]");
+    let more = field.sandbox.write(field.sandbox.outside.join("more.toml"), more);
+    let workspace = field.sandbox.workspace.display().to_string();
+    session(&["policy", "set", "s", "--profile", more.to_str().unwrap(), "--workspace", &workspace], false).ok();
+    session(&curl, false).ok().says("HELLO-WEB");
     session(&["stop", "s"], false).ok();
 }
 

@@ -6,7 +6,7 @@ use hermes_profiles::{Access, Guarantee, Network, Policy, ospath};
 use nix::errno::Errno;
 
 use super::files::{Grant, View};
-use super::network::{MOST_PORTS, routes};
+use super::network::{MOST_PORTS, is_mediated};
 use super::{Choices, wanted};
 use crate::host::{CgroupAccess, Host, Probe, UsernsCause};
 use crate::plan::{Enforcer, Lost, NetworkPlan, Plan, Tier};
@@ -258,7 +258,7 @@ fn unkept(losses: &mut Losses<'_>, view: &View) {
 }
 
 fn network(losses: &mut Losses<'_>, host: &Host, plan: &Plan) {
-    if !routes(losses.policy).is_empty()
+    if is_mediated(losses.policy)
         && plan.gateway.is_none()
         && let Some((reason, remedy)) = why_no_mediation(host)
     {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use hermes_profiles::{Network, Policy, Route};
+use hermes_profiles::{Network, Policy, Route, UnknownHosts};
 
 use super::files::View;
 use super::mounts::MARKER;
@@ -12,6 +12,9 @@ use crate::survey::{Found, Survey};
 
 /// Ports that one sandbox can have: every one is a listener, and they travel in one message.
 pub const MOST_PORTS: usize = 100;
+/// Ports on which hosts that no route names can be reached, where they can: a port without a listener is refused before
+/// anybody could be asked.
+const USUAL_PORTS: [u16; 6] = [22, 80, 443, 3000, 8080, 8443];
 /// Where the explicit proxy listens unless a route leads there, as proxies usually do.
 const PROXY_PORT: u16 = 3128;
 /// Where names are resolved.
@@ -59,22 +62,26 @@ pub fn routes(policy: &Policy) -> &[Route] {
     }
 }
 
+/// Is there a way out at all?
+pub fn is_mediated(policy: &Policy) -> bool {
+    matches!(policy.network, Network::Routes(_)) && (!routes(policy).is_empty() || policy.unknown_hosts != UnknownHosts::Refuse)
+}
+
 /// The way out that the policy's routes need.
 pub fn gateway(policy: &Policy, network: NetworkPlan, scratch: Option<&Path>) -> Option<GatewayPlan> {
     let routes = routes(policy);
-    if routes.is_empty() || !matches!(network, NetworkPlan::Private | NetworkPlan::Notified) {
+    if !is_mediated(policy) || !matches!(network, NetworkPlan::Private | NetworkPlan::Notified) {
         return None;
     }
-    let ports: BTreeSet<u16> = routes.iter().flat_map(|route| route.ports.iter().copied()).collect();
+    let mut ports: BTreeSet<u16> = routes.iter().flat_map(|route| route.ports.iter().copied()).collect();
+    if policy.unknown_hosts != UnknownHosts::Refuse {
+        ports.extend(USUAL_PORTS);
+    }
     let proxy = (PROXY_PORT..).find(|port| !ports.contains(port)).unwrap_or(PROXY_PORT);
     let inspects = routes.iter().any(|route| route.rules.needs_inspection());
     let directory = if network == NetworkPlan::Private { Some(Path::new(MARKER)) } else { scratch };
     let certificates = directory.filter(|_| inspects).map(|directory| directory.join("certificates.pem"));
     Some(GatewayPlan { ports: ports.into_iter().collect(), proxy, inspects, certificates })
-}
-
-fn java_certificates() -> PathBuf {
-    Path::new(MARKER).join("certificates.p12")
 }
 
 /// Files that stand inside.
@@ -103,7 +110,6 @@ pub fn files(gateway: &GatewayPlan, view: &View, survey: &Survey) -> Vec<(PathBu
             paths.iter().filter_map(|path| there(path)).map(|real| (real, content.clone())).collect()
         };
         files.extend(gateway.certificates.iter().map(|path| (path.clone(), Content::Certificates)));
-        files.push((java_certificates(), Content::JavaCertificates));
         files.extend(over(BUNDLES, Content::Certificates));
         files.extend(over(JAVA_STORES, Content::JavaCertificates));
     }

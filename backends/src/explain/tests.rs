@@ -24,6 +24,8 @@ fn policy() -> Policy {
         ],
         environment: EnvironmentRules::default(),
         network: Network::Off,
+        unknown_hosts: Default::default(),
+        loopback: Default::default(),
         unix: UnixRules::default(),
         mcp: hermes_profiles::McpRules::default(),
         limits: Limits::default(),
@@ -240,10 +242,11 @@ fn hosts() {
     assert!(connect(&policy, &plan(), "example.test", None).1.rule.is_none());
     assert!(connect(&policy, &plan(), "notexample.test", None).1.rule.is_none());
 
-    let notified = Plan { network: NetworkPlan::Notified, ..landlock_plan() };
+    let gateway = crate::plan::GatewayPlan { ports: vec![443], proxy: 3128, inspects: false, certificates: None };
+    let notified = Plan { network: NetworkPlan::Notified, gateway: Some(gateway), ..landlock_plan() };
     assert_eq!(connect(&policy, &notified, "api.example.test", Some(443)).0, Verdict::Allowed);
     let (verdict, _) = connect(&policy, &notified, "other.test", Some(443));
-    assert!(matches!(verdict, Verdict::Enforced(layers) if layers.contains(&Layer::Mediator)));
+    assert!(matches!(verdict, Verdict::Enforced(layers) if layers.contains(&Layer::Proxy)));
     assert!(connect(&policy, &notified, "localhost", Some(80)).1.notes.iter().any(|note| note.contains("own are reached")));
 
     policy.network = Network::Host;

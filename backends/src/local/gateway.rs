@@ -7,7 +7,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::mpsc;
 
+use caps::{CapSet, Capability, CapsHashSet};
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::address::{AddressAttribute, AddressHeader, AddressHeaderFlags, AddressMessage, AddressScope};
 use netlink_packet_route::link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkHeader, LinkInfo, LinkMessage};
@@ -35,6 +37,8 @@ const LOOPBACK: u32 = 1;
 /// The same for IPv6, where names lead nowhere (there are no AAAA records) and literal addresses are refused by the rules.
 const SANDBOX_ADDRESS_6: Ipv6Addr = Ipv6Addr::new(0xfd42, 0x198, 0x18, 0, 0, 0, 0, 2);
 const GATEWAY_ADDRESS_6: Ipv6Addr = Ipv6Addr::new(0xfd42, 0x198, 0x18, 0, 0, 0, 0, 1);
+/// Queries for names, which no route takes away.
+const DNS: u16 = 53;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 /// Bytes of an answer of rtnetlink: a header, an error number and the header of the question.
@@ -43,25 +47,61 @@ const LONGEST_ANSWER: usize = 4096;
 /// A listener and what it is for.
 pub type Listening = (Listener, OwnedFd);
 
-/// Makes the gateway for the calling thread's network namespace, which needs CAP_SYS_ADMIN, CAP_NET_ADMIN and, for low
-/// ports, CAP_NET_BIND_SERVICE.
-///
-/// # Errors
-/// [`Step::Gateway`].
-pub fn make(plan: &GatewayPlan) -> Result<Vec<Listening>, StepError> {
-    let sandbox = gettid();
-    let inside = netlink().at(Step::Gateway)?;
-    std::thread::scope(|scope| {
-        // A thread of its own, because a namespace is a thread's.
-        let work = || {
+/// A gateway that stands.
+#[derive(Debug)]
+pub struct Gateway {
+    ports: mpsc::Sender<Vec<u16>>,
+    made: mpsc::Receiver<Result<Vec<Listening>, Errno>>,
+}
+
+impl Gateway {
+    /// Makes the gateway for the calling thread's network namespace, which needs CAP_SYS_ADMIN, CAP_NET_ADMIN and, for low
+    /// ports, CAP_NET_BIND_SERVICE.
+    ///
+    /// # Errors
+    /// [`Step::Gateway`].
+    pub fn make(plan: &GatewayPlan) -> Result<(Self, Vec<Listening>), StepError> {
+        let sandbox = gettid();
+        let inside = netlink().at(Step::Gateway)?;
+        let (ports, wanted) = mpsc::channel::<Vec<u16>>();
+        let (done, made) = mpsc::channel();
+        let plan = plan.clone();
+        let first = move || -> Result<Vec<Listening>, Errno> {
             unshare(CloneFlags::CLONE_NEWNET)?;
             let gateway = netlink()?;
             connect(&gateway, &inside, sandbox)?;
-            listeners(plan)
+            let listeners = listeners(&plan)?;
+            let bind = CapsHashSet::from([Capability::CAP_NET_BIND_SERVICE]);
+            let refused = |_| Errno::EPERM;
+            caps::set(None, CapSet::Effective, &bind).map_err(refused)?;
+            caps::set(None, CapSet::Permitted, &bind).map_err(refused)?;
+            Ok(listeners)
         };
-        let thread = std::thread::Builder::new().name("hermes-gateway".to_owned()).spawn_scoped(scope, work);
-        thread.at(Step::Thread)?.join().map_err(|_| StepError::new(Step::Gateway, Errno::ESRCH))?.at(Step::Gateway)
-    })
+        // A thread of its own, because a namespace is a thread's. It stays for ports that come later.
+        let work = move || {
+            let mut sent = done.send(first());
+            while let (Ok(()), Ok(ports)) = (&sent, wanted.recv()) {
+                sent = done.send(ports.into_iter().map(transparent).collect());
+            }
+        };
+        std::thread::Builder::new().name("hermes-gateway".to_owned()).spawn(work).at(Step::Thread)?;
+        let gateway = Self { ports, made };
+        let listening = gateway.answer().at(Step::Gateway)?;
+        Ok((gateway, listening))
+    }
+
+    /// Listens on more ports: on all of them or on none.
+    ///
+    /// # Errors
+    /// One of them cannot be listened on.
+    pub fn listen(&self, ports: Vec<u16>) -> Result<Vec<Listening>, Errno> {
+        self.ports.send(ports).map_err(|_| Errno::ESRCH)?;
+        self.answer()
+    }
+
+    fn answer(&self) -> Result<Vec<Listening>, Errno> {
+        self.made.recv().map_err(|_| Errno::ESRCH)?
+    }
 }
 
 /// Listens on the sandbox's own loopback, for what the policy opens of the host's.
@@ -87,13 +127,17 @@ pub fn unconnected() -> Result<OwnedFd, Errno> {
 fn listeners(plan: &GatewayPlan) -> Result<Vec<Listening>, Errno> {
     let mut all = vec![
         (Listener::Proxy, tcp(GATEWAY_ADDRESS.into(), plan.proxy)?),
-        (Listener::DnsUdp, everywhere(SockType::Datagram, 53)?),
-        (Listener::DnsTcp, everywhere(SockType::Stream, 53)?),
+        (Listener::DnsUdp, everywhere(SockType::Datagram, DNS)?),
+        (Listener::DnsTcp, everywhere(SockType::Stream, DNS)?),
     ];
-    for &port in plan.ports.iter().filter(|port| **port != 53) {
-        all.push((Listener::Transparent(port), everywhere(SockType::Stream, port)?));
+    for &port in plan.ports.iter().filter(|port| **port != DNS) {
+        all.push(transparent(port)?);
     }
     Ok(all)
+}
+
+fn transparent(port: u16) -> Result<Listening, Errno> {
+    Ok((Listener::Transparent(port), everywhere(SockType::Stream, port)?))
 }
 
 /// A listener on one address.

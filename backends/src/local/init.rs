@@ -31,6 +31,7 @@ use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getppid, setsid};
 
+use super::gateway::{Gateway, Listening};
 use super::jobs::Jobs;
 use super::landlock::{Handed, keep_signals_in};
 use super::spawner::{Confinement, Spawner};
@@ -74,6 +75,7 @@ struct Init {
     jobs: Jobs,
     terminal: Option<OwnedFd>,
     memory: Option<u64>,
+    gateway: Option<Gateway>,
 }
 
 /// What the first thread, which gives up all rights before the first job, asks the keeper for.
@@ -95,7 +97,7 @@ fn serve_namespaces(setup: Setup, mut fds: Vec<OwnedFd>, channel: &Arc<Channel>)
     // Locks above all: they are free when the last process of the sandbox is gone, and not before.
     let (handed, _held) = split_handed(&setup, &mut fds)?;
     let trees = setup.trees.iter().map(|&index| index as usize).zip(fds).collect();
-    tell_listeners(&setup, channel)?;
+    let gateway = tell_listeners(&setup, channel)?;
     let private_devices = root::enter(&setup, trees)?;
     let confinement = confinement(&setup, handed, true);
     let (spawner, desk) = spawner::pair();
@@ -122,7 +124,7 @@ fn serve_namespaces(setup: Setup, mut fds: Vec<OwnedFd>, channel: &Arc<Channel>)
                     broker.start(listener, broker_config(&setup, private_devices))?;
                 }
                 let (tier, memory) = (setup.tier, setup.memory_watchdog);
-                Ok(Init { tier, kept_in: true, spawner, children, jobs, terminal: None, memory }.serve(&channel))
+                Ok(Init { tier, kept_in: true, spawner, children, jobs, terminal: None, memory, gateway }.serve(&channel))
             };
             // Without its keeper a sandbox ends; the kernel takes everything with pid 1.
             std::process::exit(keep().unwrap_or_else(|error| fail(&channel, error)))
@@ -170,16 +172,32 @@ fn give_socket(channel: &Channel) {
 }
 
 /// Makes the sockets that the supervisor serves the sandbox on, and hands them out.
-fn tell_listeners(setup: &Setup, channel: &Channel) -> Result<(), StepError> {
+fn tell_listeners(setup: &Setup, channel: &Channel) -> Result<Option<Gateway>, StepError> {
     let mut all = gateway::loopback(&setup.connect)?;
-    if let Some(plan) = &setup.gateway {
-        all.extend(gateway::make(plan)?);
+    let gateway = setup.gateway.as_ref().map(Gateway::make).transpose()?;
+    let gateway = gateway.map(|(gateway, listening)| {
+        all.extend(listening);
+        gateway
+    });
+    if !all.is_empty() {
+        tell(channel, all).at(Step::Gateway)?;
     }
-    if all.is_empty() {
-        return Ok(());
-    }
-    let (kinds, fds): (Vec<_>, Vec<_>) = all.into_iter().unzip();
-    channel.send(&Event::Listening(kinds), &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>()).at(Step::Gateway)
+    Ok(gateway)
+}
+
+fn tell(channel: &Channel, listening: Vec<Listening>) -> Result<(), Errno> {
+    let (kinds, fds): (Vec<_>, Vec<_>) = listening.into_iter().unzip();
+    channel.send(&Event::Listening(kinds), &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())
+}
+
+/// Listens on more ports of the gateway.
+fn listen(channel: &Channel, gateway: Option<&Gateway>, ports: Vec<u16>) {
+    let made = gateway.ok_or(Errno::ENONET).and_then(|gateway| gateway.listen(ports));
+    let told = match made {
+        Ok(listening) => tell(channel, listening),
+        Err(errno) => channel.send(&Event::ListenFailed(StepError::new(Step::Gateway, errno)), &[]),
+    };
+    let _ = told;
 }
 
 /// Covers names with the right to mount, which the keeper holds for no longer.
@@ -241,7 +259,8 @@ fn serve_landlock(setup: &Setup, mut fds: Vec<OwnedFd>, channel: &Channel) -> Re
         keep_only(&[]).at(Step::Capabilities)?;
     }
     let memory = setup.memory_watchdog;
-    Ok(Init { tier: setup.tier, kept_in, spawner, children, jobs, terminal: None, memory }.serve(channel))
+    let init = Init { tier: setup.tier, kept_in, spawner, children, jobs, terminal: None, memory, gateway: None };
+    Ok(init.serve(channel))
 }
 
 /// What comes first in both tiers. Returns where deaths of children are told, and an empty table of jobs.
@@ -397,6 +416,7 @@ impl Init {
             Request::Cover(covers) => cover_names(channel, &covers),
             Request::Ready => drop(channel.send(&Event::Ready, &[])),
             Request::Socket => give_socket(channel),
+            Request::Listen(ports) => listen(channel, self.gateway.as_ref(), ports),
             Request::Spawn(spawn) => {
                 let named = (spawn.job, spawn.ends);
                 let started = self.spawn(*spawn, fds);

@@ -145,6 +145,11 @@ impl Sandbox {
         self.request(&Request::Signal { job, signal: signal as i32, group }, &[])
     }
 
+    /// Another hand on the channel, for another thread. It may ask; what init says arrives here.
+    pub fn another_channel(&self) -> std::io::Result<Channel> {
+        self.channel.another()
+    }
+
     /// Init as the host sees it.
     pub fn init(&self) -> Pid {
         self.init

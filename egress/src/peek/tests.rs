@@ -112,6 +112,8 @@ fn texts() {
         assert_eq!(first(text.as_bytes()), http, "{text:?}");
     }
     assert_eq!(first(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), First::Http { h2: true });
+    // However it is cut: half of it is no request line of HTTP/1.
+    assert_eq!(first(b"PRI * HTTP/2.0\r"), First::Incomplete);
     for text in [
         "SSH-2.0-OpenSSH_9.2 Debian\r\n",
         "*1\r\n$4\r\nPING\r\n",

@@ -65,6 +65,7 @@ impl Egress {
 
 impl Passing<'_> {
     async fn run(&self, stream: TcpStream, mut before: BytesMut, dialed: Option<Dialed>) -> Result<(), Reason> {
+        self.egress.consider(&self.host, self.port).await;
         let mut changes = self.egress.changes();
         let rules = Arc::clone(&changes.borrow_and_update());
         let rule = match rules.admit(&self.host, self.port) {
@@ -98,7 +99,7 @@ impl Passing<'_> {
             deny(&stream, &opened.first);
             return Err(reason);
         }
-        self.relay(&stream, &before, opened, &rule, changes).await
+        Box::pin(self.relay(&stream, &before, opened, &rule, changes)).await
     }
 
     /// Dials, and reads until the client has shown what it is. Servers that speak first are listened to meanwhile.
@@ -165,7 +166,7 @@ impl Passing<'_> {
         let shown = self.shown(&stream, &mut before).await;
         let refused = match &shown {
             Ok(First::Tls { server_name, encrypted }) => match self.check_name(server_name.as_deref(), *encrypted) {
-                Ok(()) => return self.terminate(stream, before).await,
+                Ok(()) => return Box::pin(self.terminate(stream, before)).await,
                 Err(reason) => reason,
             },
             Ok(First::Http { h2: false }) => {

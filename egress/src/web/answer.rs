@@ -9,10 +9,13 @@ use http::header::{CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, UPGRADE};
 use http::{Response, StatusCode};
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::ext::ReasonPhrase;
 
-use super::MARK;
 use super::target::end_to_end;
+use super::{Lasting, MARK};
+use crate::proxy::{Changes, revoked};
 use crate::reason::{Reason, Refusal};
+use crate::scan::{Scanner, is_plain};
 use crate::upstream::{Body, BodyError};
 
 /// A refusal, or a failure on the way, as HTTP.
@@ -23,6 +26,12 @@ pub(crate) fn refusal(refusal: &Refusal) -> Response<Body> {
     let mark = if refusal.reason.is_failure() { "failed" } else { "refused" };
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response.headers_mut().insert(MARK, HeaderValue::from_static(mark));
+    response
+}
+
+/// The same, and nothing more is read: behind a refused CONNECT, or a malformed head, whatever comes is no request.
+pub(crate) fn last(mut response: Response<Body>) -> Response<Body> {
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
@@ -42,11 +51,46 @@ pub(crate) fn switching(response: Response<Incoming>) -> Response<Body> {
     Response::from_parts(parts, Empty::new().map_err(|never| match never {}).boxed_unsync())
 }
 
-/// An answer from outside, each part as it comes; cut off when `revoked` comes.
-pub(crate) fn passed_on(response: Response<Incoming>, revoked: Revoked) -> Response<Body> {
+/// An answer from outside, each part as it comes; cut off when it is no longer `allowed`, and before a secret that `lookout`
+/// looks for.
+pub(crate) fn passed_on(
+    response: Response<Incoming>,
+    changes: Changes,
+    allowed: Lasting,
+    lookout: Option<Lookout>,
+) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
     clean(&mut parts.headers);
-    Response::from_parts(parts, Guarded { body, revoked }.boxed_unsync())
+    let lookout = lookout.filter(|_| is_plain(&parts.headers));
+    Response::from_parts(
+        parts,
+        Guarded { body, until: Until::Asked(Some((changes, allowed))), lookout, last: None }.boxed_unsync(),
+    )
+}
+
+/// Leaves out what in the head of an answer holds a secret.
+pub(crate) fn hide(response: &mut Response<Incoming>, lookout: &Lookout) {
+    lookout.clean(response.headers_mut());
+    if response.extensions().get::<ReasonPhrase>().is_some_and(|phrase| lookout.scanner.holds(phrase.as_bytes())) {
+        response.extensions_mut().remove::<ReasonPhrase>();
+        (lookout.tell)("reason phrase".to_owned());
+    }
+}
+
+/// Looks for a secret in an answer, and tells where it was.
+pub(crate) struct Lookout {
+    pub(crate) scanner: Scanner,
+    pub(crate) tell: Box<dyn Fn(String) + Send>,
+}
+
+impl Lookout {
+    fn clean(&self, headers: &mut http::HeaderMap) {
+        for name in self.scanner.clean(headers) {
+            // The name itself may be what was found.
+            let shown = if self.scanner.holds(name.as_str().as_bytes()) { "name" } else { name.as_str() };
+            (self.tell)(format!("header {shown}"));
+        }
+    }
 }
 
 fn clean(headers: &mut http::HeaderMap) {
@@ -57,11 +101,34 @@ fn clean(headers: &mut http::HeaderMap) {
 }
 
 /// Comes when the rules no longer allow it.
-pub(crate) type Revoked = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Revoked = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Most answers are there as a whole when they are asked for, and then need nobody who waits for other rules.
+enum Until {
+    Asked(Option<(Changes, Lasting)>),
+    Woken(Revoked),
+}
+
+impl Until {
+    fn is_over(&mut self, cx: &mut Context<'_>, waiting: bool) -> bool {
+        if let Self::Asked(asked) = self
+            && let Some((changes, allowed)) = asked.take_if(|(changes, _)| waiting || changes.has_changed().unwrap_or(true))
+        {
+            *self = Self::Woken(Box::pin(revoked(changes, move |rules| allowed.allowed_by(rules))));
+        }
+        match self {
+            Self::Asked(_) => false,
+            Self::Woken(revoked) => revoked.as_mut().poll(cx).is_ready(),
+        }
+    }
+}
 
 struct Guarded {
     body: Incoming,
-    revoked: Revoked,
+    until: Until,
+    lookout: Option<Lookout>,
+    /// What follows the bytes that were held back.
+    last: Option<Frame<Bytes>>,
 }
 
 impl hyper::body::Body for Guarded {
@@ -69,17 +136,61 @@ impl hyper::body::Body for Guarded {
     type Error = BodyError;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if self.revoked.as_mut().poll(cx).is_ready() {
+        let this = &mut *self;
+        if this.until.is_over(cx, false) {
             return Poll::Ready(Some(Err(Reason::Revoked.into())));
         }
-        Pin::new(&mut self.body).poll_frame(cx).map_err(Into::into)
+        if let Some(frame) = this.last.take() {
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        loop {
+            let frame = match Pin::new(&mut this.body).poll_frame(cx) {
+                Poll::Ready(frame) => frame.transpose()?,
+                Poll::Pending if this.until.is_over(cx, true) => return Poll::Ready(Some(Err(Reason::Revoked.into()))),
+                Poll::Pending => return Poll::Pending,
+            };
+            let Some(lookout) = &mut this.lookout else { return Poll::Ready(frame.map(Ok)) };
+            let next = match frame.map(Frame::into_data) {
+                Some(Ok(data)) => match lookout.scanner.feed(data) {
+                    // All of it may be the beginning of the value.
+                    Ok(data) if data.is_empty() => continue,
+                    Ok(data) => Some(Frame::data(data)),
+                    Err(found) => {
+                        (lookout.tell)("body".to_owned());
+                        this.lookout = None;
+                        return Poll::Ready(Some(Err(found.into())));
+                    }
+                },
+                rest => {
+                    let held = lookout.scanner.finish();
+                    let mut frame = rest.and_then(Result::err);
+                    if let Some(trailers) = frame.as_mut().and_then(Frame::trailers_mut) {
+                        lookout.clean(trailers);
+                    }
+                    if held.is_empty() {
+                        frame
+                    } else {
+                        this.last = frame;
+                        Some(Frame::data(held))
+                    }
+                }
+            };
+            return Poll::Ready(next.map(Ok));
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        let held = self.lookout.as_ref().is_some_and(|lookout| lookout.scanner.held() > 0);
+        !held && self.last.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let held = self.lookout.as_ref().map_or(0, |lookout| lookout.scanner.held() as u64);
+        let (rest, mut hint) = (self.body.size_hint(), SizeHint::new());
+        hint.set_lower(rest.lower().saturating_add(held));
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(upper.saturating_add(held));
+        }
+        hint
     }
 }

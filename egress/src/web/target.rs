@@ -26,6 +26,14 @@ pub(crate) enum Entry {
 }
 
 impl Entry {
+    /// The host and port, if they are known before any request.
+    pub(crate) fn place(&self) -> (Option<&Host>, u16) {
+        match self {
+            Self::Proxy => (None, 0),
+            Self::Host { host, port, .. } => (Some(host), *port),
+        }
+    }
+
     fn default_port(&self) -> u16 {
         if matches!(self, Self::Host { tls: true, .. }) { 443 } else { 80 }
     }

@@ -56,6 +56,9 @@ impl Secrets for OneSecret {
     fn placeholder_in(&self, text: &[u8]) -> Option<String> {
         text.windows(13).any(|part| part == b"PLACEHOLDER-1").then(|| "model".into())
     }
+    fn placeholder(&self, name: &str) -> Option<String> {
+        (name == "model").then(|| "PLACEHOLDER-1".into())
+    }
     fn value(&self, name: &str) -> Option<Secret> {
         (name == "model").then(|| Secret { value: Zeroizing::new("real-value".into()), member: 0 })
     }

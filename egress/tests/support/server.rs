@@ -134,13 +134,30 @@ async fn answer(mut request: Request<Incoming>, seen: Seen) -> Response<BoxBody<
         let response = Response::builder().status(101).header("connection", "upgrade").header("upgrade", "websocket");
         return response.body(full(Bytes::new())).unwrap();
     }
+    let request_header = request.headers().get("authorization").map(|value| value.to_str().unwrap().to_owned());
     let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     head.push_str(&format!("\nbody {}\n", body.len()));
     seen.lock().unwrap().push(head.clone());
     let response = Response::builder();
+    let sent = request_header.unwrap_or_default();
+    match path.as_str() {
+        "/v1/mirror" => return response.header("content-length", head.len()).body(full(Bytes::from(head))).unwrap(),
+        "/v1/mirror-encoded" => return response.header("content-encoding", "br").body(full(Bytes::from(head))).unwrap(),
+        "/v1/mirror-header" => return response.header("x-sent", sent).header("x-other", "o").body(full("fine".into())).unwrap(),
+        "/v1/mirror-pieces" => {
+            let (first, second) = sent.split_at(sent.len() - 4);
+            let parts = vec![format!("data: {first}"), format!("{second}\n\n"), "data: after\n\n".to_owned()];
+            return response.body(futures_stream(parts, Duration::from_millis(50))).unwrap();
+        }
+        // Ends with what may be the beginning of the value.
+        "/v1/nearly" => return response.header("content-length", 9).body(full("real-valu".into())).unwrap(),
+        _ => {}
+    }
+    // What was sent is in `seen`; an answer with a secret in it would be cut off.
+    let head: String = head.split_inclusive('\n').filter(|line| !line.starts_with("authorization")).collect();
     match path.as_str() {
         "/events" => {
-            let frames = futures_stream(vec!["data: one\n\n", "data: two\n\n"], Duration::from_millis(500));
+            let frames = futures_stream(["data: one\n\n", "data: two\n\n"], Duration::from_millis(500));
             response.header("content-type", "text/event-stream").body(frames).unwrap()
         }
         "/forever" => response.body(futures_stream(vec!["x"; 10_000], Duration::from_millis(50))).unwrap(),
@@ -155,11 +172,18 @@ fn full(bytes: Bytes) -> BoxBody<Bytes, Infallible> {
 }
 
 /// Parts with a pause between them.
-fn futures_stream(parts: Vec<&'static str>, pause: Duration) -> BoxBody<Bytes, Infallible> {
+fn futures_stream<T>(
+    parts: impl IntoIterator<Item = T, IntoIter: Send> + Send + 'static,
+    pause: Duration,
+) -> BoxBody<Bytes, Infallible>
+where
+    Bytes: From<T>,
+    T: Send,
+{
     let (sender, receiver) = tokio::sync::mpsc::channel(1);
     tokio::spawn(async move {
         for part in parts {
-            if sender.send(Bytes::from_static(part.as_bytes())).await.is_err() {
+            if sender.send(Bytes::from(part)).await.is_err() {
                 return;
             }
             tokio::time::sleep(pause).await;

@@ -1,10 +1,12 @@
 //! The command line as it was written. Nothing is decided here; see [`crate::request`].
 
+mod approvals;
 mod changes;
 mod check;
 pub(crate) mod docker;
 mod policy;
 mod quarantine;
+mod secrets;
 mod session;
 mod shims;
 
@@ -15,11 +17,13 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::error::Error;
 use crate::usage;
+pub(crate) use approvals::Approvals;
 pub(crate) use changes::{Changes, ChangesOf, Colour};
 pub(crate) use check::{Check, CheckArgs, CheckCommand};
 pub(crate) use policy::{Net, PolicyArgs, TierArg};
 pub(crate) use quarantine::{BringArgs, Quarantine, QuarantineArgs};
-pub(crate) use session::{ExecArgs, ServeArgs, Session};
+pub(crate) use secrets::{AddArgs, Secrets};
+pub(crate) use session::{ExecArgs, ServeArgs, Session, SessionPolicy};
 pub(crate) use shims::{InstallArgs, ShimName, Shims};
 
 const EXIT_STATUS: &str = "\
@@ -83,6 +87,18 @@ pub(crate) enum Command {
     Changes {
         #[command(subcommand)]
         action: Changes,
+    },
+    /// Connections that wait for a person's answer (`--net ask`)
+    #[command(after_help = approvals::HELP)]
+    Approvals {
+        #[command(subcommand)]
+        action: Approvals,
+    },
+    /// Keep credentials that a sandbox may use and never sees
+    #[command(after_help = secrets::HELP)]
+    Secrets {
+        #[command(subcommand)]
+        action: Secrets,
     },
     /// Judge a command or a tool call by its text: advice that prevents accidents, never the boundary
     Check(CheckArgs),

@@ -16,6 +16,10 @@ pub(crate) enum Net {
     /// Only the hosts that are named
     #[value(alias = "proxy")]
     Routes,
+    /// The same, and a person is asked about others
+    Ask,
+    /// All hosts, recorded: to find out which ones are needed
+    Audit,
     /// The host's network, unmediated
     Host,
 }
@@ -78,12 +82,18 @@ pub(crate) struct PolicyArgs {
     /// Set a variable inside
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) set_env: Vec<String>,
-    /// Network: off (none), routes (proxy) or host
+    /// Network: off (none), routes (proxy), ask, audit or host
     #[arg(long, value_name = "MODE", hide_possible_values = true)]
     pub(crate) net: Option<Net>,
     /// Allow connections to HOST (`*.` wildcard allowed), port 443 and 80 unless named
     #[arg(long, value_name = "HOST[:PORT]")]
     pub(crate) allow_host: Vec<String>,
+    /// Open PORT of the host's loopback on the sandbox's own
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) connect: Vec<u16>,
+    /// Show PORT of the sandbox's loopback on the host's 127.0.0.1
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) publish: Vec<u16>,
     /// Set a limit, e.g. memory=4GiB, processes=512, timeout=10m, memory=none
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) limit: Vec<String>,

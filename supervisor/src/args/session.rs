@@ -80,12 +80,38 @@ pub(crate) enum Session {
         #[arg(long)]
         all: bool,
     },
+    /// The routes of a session: look at them, or have others hold from now on
+    Policy {
+        #[command(subcommand)]
+        action: SessionPolicy,
+    },
     /// What a session has said, or what is kept of a job's output
     Logs {
         /// The session
         name: String,
         /// The job's number
         job: Option<u32>,
+    },
+}
+
+/// What to do with the routes of a session.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SessionPolicy {
+    /// The routes that hold
+    Show {
+        /// The session
+        name: String,
+        /// Print one JSON value
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take the routes of another policy, in one step; connections that it does not allow are cut off. The rest of a policy
+    /// cannot be changed while its sandbox lives
+    Set {
+        /// The session
+        name: String,
+        #[command(flatten)]
+        policy: Box<PolicyArgs>,
     },
 }
 

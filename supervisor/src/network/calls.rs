@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 
-use hermes_backends::local::broker::inet::{Mediator, Promises, listeners};
+use hermes_backends::local::broker::inet::{Mediator, Ports, Promises, listeners};
 use hermes_backends::plan::{GatewayPlan, Plan};
 use hermes_backends::step::StepError;
 use hermes_backends::wire::Listener;
@@ -15,9 +15,8 @@ use crate::error::Error;
 
 /// What the calls of one sandbox are decided by.
 pub(super) struct Calls {
-    gateway: GatewayPlan,
-    connect: Vec<u16>,
-    make_sockets: bool,
+    plan: Plan,
+    ports: Arc<Ports>,
     promises: Arc<Promises>,
 }
 
@@ -27,12 +26,14 @@ struct Promised(Arc<Promises>);
 impl Calls {
     pub(super) fn new(gateway: &GatewayPlan, plan: &Plan) -> Result<Self, Error> {
         let promises = Promises::new().map_err(|errno| Error::setup(format!("cannot ask about sockets: {}", errno.desc())))?;
-        Ok(Self {
-            gateway: gateway.clone(),
-            connect: plan.connect.clone(),
-            make_sockets: plan.seccomp.make_sockets,
-            promises: Arc::new(promises),
-        })
+        let ports = Arc::new(Ports::default());
+        ports.open(gateway.ports.iter().copied());
+        Ok(Self { plan: plan.clone(), ports, promises: Arc::new(promises) })
+    }
+
+    /// Leads these ports to the proxy, too.
+    pub(super) fn open(&self, ports: impl IntoIterator<Item = u16>) {
+        self.ports.open(ports);
     }
 
     pub(super) fn meant(&self) -> Arc<dyn Meant> {
@@ -43,10 +44,9 @@ impl Calls {
     pub(super) fn serve(&self, calls: OwnedFd) -> Result<Vec<(Listener, OwnedFd)>, Error> {
         let setup = |error: StepError| Error::setup(error.to_string());
         let (ends, made) = listeners().map_err(setup)?;
-        let (gateway, connect, promises) = (self.gateway.clone(), self.connect.clone(), Arc::clone(&self.promises));
-        let make_sockets = self.make_sockets;
+        let (plan, ports, promises) = (self.plan.clone(), Arc::clone(&self.ports), Arc::clone(&self.promises));
         let (ready, outcome) = mpsc::channel();
-        let serve = move || match Mediator::new(calls, &gateway, &connect, ends, promises, make_sockets) {
+        let serve = move || match Mediator::new(calls, &plan, ports, ends, promises) {
             Ok(mediator) => {
                 let _ = ready.send(Ok(()));
                 mediator.serve();

@@ -1,32 +1,101 @@
-//! Ports of the host's loopback that are open on the sandbox's own.
+//! Ports that the host's loopback and the sandbox's share, in either direction.
 
-use std::future::pending;
+use std::collections::VecDeque;
 use std::io;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use hermes_backends::wire::{Channel, Request};
 use tokio::io::copy_bidirectional;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
+
+use crate::error::Error;
 
 /// How long to wait when there is no descriptor for the next connection.
 const EXHAUSTED: Duration = Duration::from_millis(50);
 /// Connections to one port at a time; more wait.
 const MOST: usize = 512;
 
-/// Serves until it is dropped.
-pub(super) async fn serve(listeners: Vec<(TcpListener, u16)>) -> io::Result<()> {
-    let mut loops = JoinSet::new();
-    for (listener, port) in listeners {
-        loops.spawn(accept(tokio::net::TcpListener::from_std(listener)?, port));
-    }
-    while let Some(ended) = loops.join_next().await {
-        ended.map_err(io::Error::other)?;
-    }
-    pending().await
+/// Makes sockets in the sandbox's own network, by asking init.
+pub(super) struct Inside {
+    channel: Channel,
+    /// In the order in which they were asked for.
+    waiting: Mutex<VecDeque<oneshot::Sender<Option<OwnedFd>>>>,
 }
 
-async fn accept(listener: tokio::net::TcpListener, port: u16) {
+impl Inside {
+    pub(super) fn new(channel: Channel) -> Self {
+        Self { channel, waiting: Mutex::default() }
+    }
+
+    /// A socket that was asked for.
+    pub(super) fn give(&self, socket: Option<OwnedFd>) {
+        if let Some(waits) = self.waiting().pop_front() {
+            let _ = waits.send(socket);
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<oneshot::Sender<Option<OwnedFd>>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn connect(&self, port: u16) -> io::Result<TcpStream> {
+        let (give, given) = oneshot::channel();
+        {
+            let mut waiting = self.waiting();
+            self.channel.try_send(&Request::Socket, &[])?;
+            waiting.push_back(give);
+        }
+        let socket = given.await.ok().flatten().ok_or(io::ErrorKind::ConnectionRefused)?;
+        let socket = TcpSocket::from_std_stream(std::net::TcpStream::from(socket));
+        socket.connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await
+    }
+}
+
+/// Listens on the host's loopback for a port of the sandbox.
+///
+/// # Errors
+/// The port is taken, or is one that only root may have.
+pub(super) fn publish(port: u16) -> Result<(TcpListener, u16), Error> {
+    let listening = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok((listener, port))
+    });
+    listening.map_err(|e| {
+        Error::setup(format!("cannot show port {port} on 127.0.0.1: {e}")).hint("free the port, or leave --publish out")
+    })
+}
+
+/// Leads connections on the sandbox's loopback to the same port of the host's, until it is dropped.
+pub(super) async fn serve_connect(listener: TcpListener, port: u16) -> io::Result<()> {
+    accept(listener, move || async move {
+        // Who listens on the other family's loopback alone is found as well.
+        match TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await {
+            Err(_) => TcpStream::connect((Ipv6Addr::LOCALHOST, port)).await,
+            connected => connected,
+        }
+    })
+    .await
+}
+
+/// Leads connections on the host's loopback to the same port of the sandbox's, until it is dropped.
+pub(super) async fn serve_published(inside: Arc<Inside>, listener: TcpListener, port: u16) -> io::Result<()> {
+    accept(listener, move || {
+        let inside = Arc::clone(&inside);
+        async move { inside.connect(port).await }
+    })
+    .await
+}
+
+async fn accept<F>(listener: TcpListener, connect: impl Fn() -> F) -> io::Result<()>
+where
+    F: Future<Output = io::Result<TcpStream>> + Send + 'static,
+{
+    let listener = tokio::net::TcpListener::from_std(listener)?;
     let mut running = JoinSet::new();
     loop {
         while running.len() >= MOST {
@@ -37,23 +106,18 @@ async fn accept(listener: tokio::net::TcpListener, port: u16) {
             Some(_) = running.join_next() => continue,
         };
         match accepted {
-            Ok((stream, _)) => drop(running.spawn(relay(stream, port))),
+            Ok((stream, _)) => drop(running.spawn(relay(stream, connect()))),
             Err(_) => tokio::time::sleep(EXHAUSTED).await,
         }
     }
 }
 
-async fn relay(mut inside: TcpStream, port: u16) {
-    // Who listens on the other family's loopback alone is found as well.
-    let outside = match TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await {
-        Err(_) => TcpStream::connect((std::net::Ipv6Addr::LOCALHOST, port)).await,
-        connected => connected,
-    };
-    let Ok(mut outside) = outside else {
+async fn relay(mut from: TcpStream, connect: impl Future<Output = io::Result<TcpStream>>) {
+    let Ok(mut to) = connect.await else {
         // As if nobody listened: the program learns it at once.
-        hermes_egress::relay::abort(&inside);
+        hermes_egress::relay::abort(&from);
         return;
     };
-    let _ = (inside.set_nodelay(true), outside.set_nodelay(true));
-    let _ = copy_bidirectional(&mut inside, &mut outside).await;
+    let _ = (from.set_nodelay(true), to.set_nodelay(true));
+    let _ = copy_bidirectional(&mut from, &mut to).await;
 }

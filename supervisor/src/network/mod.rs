@@ -3,60 +3,95 @@
 mod calls;
 mod loopback;
 mod told;
+mod trust;
+mod unknown;
 
+use std::collections::{BTreeSet, VecDeque};
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use hermes_backends::compile::network::routes;
-use hermes_backends::plan::{NetworkPlan, Plan};
-use hermes_backends::wire::{Certificates, Listener};
+use hermes_backends::compile::network::{MOST_PORTS, routes};
+use hermes_backends::local::Sandbox;
+use hermes_backends::plan::{GatewayPlan, NetworkPlan, Plan};
+use hermes_backends::wire::{self, Certificates, Listener};
 use hermes_egress::dial::OuterProxy;
+use hermes_egress::proxy::Unknown;
 use hermes_egress::{Config, Egress, Listeners};
-use hermes_profiles::{Caller, Policy};
+use hermes_profiles::{Caller, LoopbackRules, Policy, Route, UnknownHosts};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::runtime::Builder;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 
-use crate::error::Error;
+use crate::approvals::{Approvals, Scope};
+use crate::error::{Error, Kind};
 use crate::events::Log;
+use crate::output;
+use crate::secrets::sandbox::SandboxSecrets;
 use calls::Calls;
 use told::Told;
+use unknown::{Ask, Audit};
 
-/// Where systems keep the certificates that they trust, PEM.
-const ROOTS: &[&str] = &[
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-];
-
-/// The way out of one sandbox. Connections end when it is dropped.
+/// The way out of one sandbox, and what its loopback shares with the host's. Connections end when it is dropped.
 pub(crate) struct WayOut {
     egress: Arc<Egress>,
     told: Arc<Told>,
-    inspects: bool,
+    placeholders: Vec<(String, String)>,
+    gateway: Option<GatewayPlan>,
     /// Without namespaces: by whose word a connection is the sandbox's.
     calls: Option<Calls>,
     roots: Option<PathBuf>,
-    /// Ends the thread when it is dropped.
-    running: Option<oneshot::Sender<()>>,
+    /// Sockets on the host that lead to ports inside, until they are served.
+    published: Vec<(TcpListener, u16)>,
+    /// To the thread, which ends with it.
+    thread: Option<UnboundedSender<Input>>,
+    changes: VecDeque<Change>,
 }
 
+/// What the thread is given.
+enum Input {
+    Listeners(Vec<(Listener, OwnedFd)>),
+    /// A socket of the sandbox's own network, or none.
+    Socket(Option<OwnedFd>),
+}
+
+/// Routes that wait for their ports.
+struct Change {
+    routes: Vec<Route>,
+    reply: Reply,
+}
+
+/// Who wants to know of new routes: their generation, or why the old ones are kept.
+pub(crate) type Reply = oneshot::Sender<Result<u64, String>>;
+
 impl WayOut {
-    /// What the policy's routes need; `None` for a sandbox without a network.
+    /// What the policy needs; `None` for a sandbox that shares nothing with any network.
     ///
     /// # Errors
-    /// A route or the caller's own proxy cannot be used.
+    /// A route or the caller's own proxy cannot be used, or a port that is to be published is taken.
     pub(crate) fn new(policy: &Policy, plan: &Plan, caller: &Caller, log: &Log) -> Result<Option<Self>, Error> {
-        if plan.gateway.is_none() && plan.connect.is_empty() {
+        let LoopbackRules { connect, publish } = &policy.loopback;
+        if plan.network == NetworkPlan::NoSockets && !(connect.is_empty() && publish.is_empty()) {
+            return Err(Error::setup("ports of the loopback cannot be shared without a network namespace")
+                .hint("leave --connect and --publish out, or use a kernel with user and network namespaces"));
+        }
+        let publish: &[u16] =
+            if plan.network == NetworkPlan::Private { &publish.iter().copied().collect::<Vec<_>>() } else { &[] };
+        if plan.gateway.is_none() && plan.connect.is_empty() && publish.is_empty() {
             return Ok(None);
         }
         let told = Arc::new(Told::new(log.another()?));
         let mut config = Config::new(&policy.profile);
         config.events = Arc::clone(&told) as _;
+        config.unknown = unknown_hosts(policy, caller, &told)?;
+        let to_tell = Arc::clone(&told);
+        let secrets = SandboxSecrets::open(caller, policy, move |notice| to_tell.note(notice))?;
+        secrets.require()?;
+        let placeholders = secrets.variables();
+        config.secrets = Arc::new(secrets);
         config.outer = outer_proxy(caller)?;
         let calls = match (&plan.gateway, plan.network) {
             (Some(gateway), NetworkPlan::Notified) => Some(Calls::new(gateway, plan)?),
@@ -65,73 +100,130 @@ impl WayOut {
         if let Some(calls) = &calls {
             config.meant = calls.meant();
         }
-        let egress = Egress::new(config, routes(policy)).map_err(|e| Error::new(crate::error::Kind::Policy, e.to_string()))?;
-        let inspects = plan.gateway.as_ref().is_some_and(|gateway| gateway.inspects);
-        let named = caller.variable("SSL_CERT_FILE").map(PathBuf::from);
-        let roots = named.into_iter().chain(ROOTS.iter().map(PathBuf::from)).find(|path| path.exists());
-        Ok(Some(Self { egress, told, inspects, calls, roots, running: None }))
+        let egress = Egress::new(config, routes(policy)).map_err(|e| Error::new(Kind::Policy, e.to_string()))?;
+        let roots = trust::roots(caller);
+        let published = publish.iter().map(|port| loopback::publish(*port)).collect::<Result<_, _>>()?;
+        let (gateway, changes) = (plan.gateway.clone(), VecDeque::new());
+        Ok(Some(Self { egress, told, placeholders, gateway, calls, roots, published, thread: None, changes }))
+    }
+
+    /// Variables that programs expect secrets in, and what stands in the place of these inside.
+    pub(crate) fn placeholders(&self) -> &[(String, String)] {
+        &self.placeholders
     }
 
     /// What is trusted inside: the system's certificates, and the proxy's own.
-    pub(crate) fn certificates(&self) -> Result<Certificates, Error> {
-        if !self.inspects {
+    pub(crate) fn certificates(&self, plan: &Plan) -> Result<Certificates, Error> {
+        if !self.gateway.as_ref().is_some_and(|gateway| gateway.inspects) {
             return Ok(Certificates::default());
         }
         let own = self.egress.authority().map_err(|e| Error::setup(e.to_string()))?.pem();
-        let mut pem = match &self.roots {
-            Some(path) => std::fs::read(path).map_err(|e| cannot_read(path, &e))?,
-            None => Vec::new(),
-        };
-        if !pem.is_empty() && !pem.ends_with(b"\n") {
-            pem.push(b'\n');
-        }
-        pem.extend_from_slice(own.as_bytes());
-        Ok(Certificates { pem, java: Vec::new() })
+        trust::certificates(plan, self.roots.as_deref(), own)
     }
 
-    /// Serves on sockets that were made inside, until it is dropped.
-    pub(crate) fn serve(&mut self, kinds: &[Listener], fds: Vec<OwnedFd>) -> Result<(), Error> {
+    /// Starts the thread, once there is a sandbox. What is served it is told by [`hear`](Self::hear).
+    pub(crate) fn start(&mut self, sandbox: &Sandbox) -> Result<(), Error> {
         raise_descriptors();
-        let mut listeners = Listeners::default();
-        let mut loopback = Vec::new();
-        let mut all: Vec<(Listener, OwnedFd)> = kinds.iter().copied().zip(fds).collect();
-        if let Some(at) = all.iter().position(|(kind, _)| *kind == Listener::Calls) {
-            let (_, calls) = all.swap_remove(at);
-            if let Some(mediator) = &self.calls {
-                all.extend(mediator.serve(calls)?);
-            }
+        let cannot = |e: &dyn std::fmt::Display| Error::setup(format!("cannot start the proxy: {e}"));
+        let inside = loopback::Inside::new(sandbox.another_channel().map_err(|e| cannot(&e))?);
+        let (thread, inputs) = unbounded_channel();
+        self.thread = Some(thread);
+        let (egress, published) = (Arc::clone(&self.egress), std::mem::take(&mut self.published));
+        for (_, port) in &published {
+            output::complain(&format!("port {port} of the sandbox is shown on 127.0.0.1:{port}"));
         }
-        for (kind, fd) in all {
-            match kind {
-                Listener::Transparent(_) => listeners.transparent.push(TcpListener::from(fd)),
-                Listener::Proxy => listeners.explicit.push(TcpListener::from(fd)),
-                Listener::DnsUdp => listeners.dns_udp.push(UdpSocket::from(fd)),
-                Listener::DnsTcp => listeners.dns_tcp.push(TcpListener::from(fd)),
-                Listener::Loopback(port) => loopback.push((TcpListener::from(fd), port)),
-                Listener::Calls => {}
-            }
-        }
-        let (running, ended) = oneshot::channel::<()>();
-        self.running = Some(running);
-        let egress = Arc::clone(&self.egress);
-        let runtime = Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|e| Error::setup(format!("cannot start the proxy: {e}")))?;
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| cannot(&e))?;
         let work = move || {
-            runtime.block_on(async {
-                tokio::select! {
-                    served = egress.serve(listeners) => served,
-                    served = loopback::serve(loopback) => served,
-                    _ = ended => Ok(()),
-                }
-            })
-        };
-        let report = move || {
-            if let Err(e) = work() {
-                crate::output::complain(&format!("the proxy has ended, and nothing reaches the network any more: {e}"));
+            if let Err(e) = runtime.block_on(serve(egress, inside, published, inputs)) {
+                output::complain(&format!("the proxy has ended, and nothing reaches the network any more: {e}"));
             }
         };
-        let thread = std::thread::Builder::new().name("hermes-egress".to_owned()).spawn(report);
-        thread.map(drop).map_err(|e| Error::setup(format!("cannot start the proxy: {e}")))
+        std::thread::Builder::new().name("hermes-egress".to_owned()).spawn(work).map(drop).map_err(|e| cannot(&e))
+    }
+
+    /// Takes what init says about the network.
+    pub(crate) fn hear(&mut self, event: &wire::Event, fds: Vec<OwnedFd>) {
+        let input = match event {
+            wire::Event::Listening(kinds) => Input::Listeners(self.mediated(kinds.iter().copied().zip(fds).collect())),
+            wire::Event::Socket => Input::Socket(fds.into_iter().next()),
+            wire::Event::ListenFailed(error) => {
+                if let Some(change) = self.changes.pop_front() {
+                    let _ = change.reply.send(Err(error.to_string()));
+                }
+                return;
+            }
+            _ => return,
+        };
+        let answers =
+            matches!(event, wire::Event::Listening(kinds) if kinds.iter().all(|kind| matches!(kind, Listener::Transparent(_))));
+        if let Some(thread) = &self.thread {
+            let _ = thread.send(input);
+        }
+        if answers && let Some(change) = self.changes.pop_front() {
+            self.add_ports(change.routes.iter().flat_map(|route| route.ports.iter().copied()));
+            let _ = change.reply.send(self.egress.replace(&change.routes).map_err(|e| e.to_string()));
+        }
+    }
+
+    /// Has the calls among these answered, which leads to listeners instead.
+    fn mediated(&self, mut all: Vec<(Listener, OwnedFd)>) -> Vec<(Listener, OwnedFd)> {
+        let at = all.iter().position(|(kind, _)| *kind == Listener::Calls);
+        if let (Some(at), Some(mediator)) = (at, &self.calls) {
+            let (_, calls) = all.swap_remove(at);
+            match mediator.serve(calls) {
+                Ok(listeners) => all.extend(listeners),
+                // Every call fails then.
+                Err(error) => drop(error.report()),
+            }
+        }
+        all
+    }
+
+    /// Other routes from now on, or the old ones and why. Returns ports that init is to listen on first, which then tells
+    /// [`hear`](Self::hear).
+    pub(crate) fn replace(&mut self, routes: Vec<Route>, reply: Reply) -> Option<Vec<u16>> {
+        let refused = match &self.gateway {
+            None => Some("the sandbox was started without a way out; start another one with a route"),
+            Some(gateway) if !gateway.inspects && routes.iter().any(|route| route.rules.needs_inspection()) => Some(
+                "the sandbox was started without a route whose requests are read, so it does not trust the proxy's certificates; start another one",
+            ),
+            Some(_) => None,
+        };
+        if let Some(why) = refused {
+            let _ = reply.send(Err(why.to_owned()));
+            return None;
+        }
+        if let Some(calls) = &self.calls {
+            calls.open(routes.iter().flat_map(|route| route.ports.iter().copied()));
+            let _ = reply.send(self.egress.replace(&routes).map_err(|e| e.to_string()));
+            return None;
+        }
+        let known: BTreeSet<u16> = self.gateway.iter().flat_map(|gateway| gateway.ports.iter().copied()).collect();
+        let new: BTreeSet<u16> =
+            routes.iter().flat_map(|route| route.ports.iter().copied()).filter(|port| !known.contains(port)).collect();
+        if known.len() + new.len() > MOST_PORTS {
+            let _ = reply.send(Err(format!("routes lead to more than {MOST_PORTS} ports")));
+            return None;
+        }
+        if new.is_empty() {
+            let _ = reply.send(self.egress.replace(&routes).map_err(|e| e.to_string()));
+            return None;
+        }
+        self.changes.push_back(Change { routes, reply });
+        Some(new.into_iter().collect())
+    }
+
+    /// The routes that hold and how often they were replaced.
+    pub(crate) fn routes(&self) -> (Vec<Route>, u64) {
+        self.egress.routes()
+    }
+
+    fn add_ports(&mut self, more: impl Iterator<Item = u16>) {
+        if let Some(gateway) = &mut self.gateway {
+            gateway.ports.extend(more);
+            gateway.ports.sort_unstable();
+            gateway.ports.dedup();
+        }
     }
 
     /// Tells people, in a line, what was refused.
@@ -140,9 +232,68 @@ impl WayOut {
     }
 }
 
+/// Serves what it is given until nobody is there to give more.
+async fn serve(
+    egress: Arc<Egress>,
+    inside: loopback::Inside,
+    published: Vec<(TcpListener, u16)>,
+    mut inputs: UnboundedReceiver<Input>,
+) -> std::io::Result<()> {
+    let inside = Arc::new(inside);
+    let mut served = JoinSet::new();
+    for (listener, port) in published {
+        served.spawn(loopback::serve_published(Arc::clone(&inside), listener, port));
+    }
+    loop {
+        let input = tokio::select! {
+            input = inputs.recv() => input,
+            Some(ended) = served.join_next() => {
+                ended.map_err(std::io::Error::other)??;
+                continue;
+            }
+        };
+        match input {
+            None => return Ok(()),
+            Some(Input::Socket(socket)) => inside.give(socket),
+            Some(Input::Listeners(all)) => {
+                let mut listeners = Listeners::default();
+                for (kind, fd) in all {
+                    match kind {
+                        Listener::Transparent(_) => listeners.transparent.push(TcpListener::from(fd)),
+                        Listener::Proxy => listeners.explicit.push(TcpListener::from(fd)),
+                        Listener::DnsUdp => listeners.dns_udp.push(UdpSocket::from(fd)),
+                        Listener::DnsTcp => listeners.dns_tcp.push(TcpListener::from(fd)),
+                        Listener::Calls => {}
+                        Listener::Loopback(port) => drop(served.spawn(loopback::serve_connect(TcpListener::from(fd), port))),
+                    }
+                }
+                let egress = Arc::clone(&egress);
+                served.spawn(async move { egress.serve(listeners).await });
+            }
+        }
+    }
+}
+
+fn unknown_hosts(policy: &Policy, caller: &Caller, told: &Arc<Told>) -> Result<Option<Arc<dyn Unknown>>, Error> {
+    Ok(match policy.unknown_hosts {
+        UnknownHosts::Refuse => None,
+        UnknownHosts::Audit => {
+            output::complain(
+                "--net audit: EVERY host on the internet can be reached; it is for finding out which routes are needed",
+            );
+            Some(Arc::new(Audit))
+        }
+        UnknownHosts::Ask => {
+            let approvals = Approvals::of(crate::state::directory(caller)?);
+            let scope = Scope { profile: policy.profile.clone(), workspace: policy.workspace.clone() };
+            Some(Arc::new(Ask::new(approvals, scope, Arc::clone(told))))
+        }
+    })
+}
+
 impl std::fmt::Debug for WayOut {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WayOut").field("inspects", &self.inspects).finish_non_exhaustive()
+        f.debug_struct("WayOut").field("gateway", &self.gateway).finish_non_exhaustive()
     }
 }
 
@@ -158,10 +309,6 @@ fn outer_proxy(caller: &Caller) -> Result<Option<OuterProxy>, Error> {
     parsed.map(Some).map_err(|why| {
         Error::setup(format!("the proxy of {name} cannot be used: {why}")).hint(format!("correct {name}, or unset it"))
     })
-}
-
-fn cannot_read(path: &Path, why: &std::io::Error) -> Error {
-    Error::setup(format!("cannot read the system's certificates in {}: {why}", crate::output::path(path)))
 }
 
 /// A connection takes two descriptors at least, and the usual soft limit is 1024. Jobs have limits of their own.

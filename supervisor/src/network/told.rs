@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hermes_egress::event::{Event, Events};
+use serde::Serialize;
 
 use crate::events::Log;
 use crate::output;
@@ -40,16 +41,23 @@ impl Told {
     }
 }
 
-impl Events for Told {
-    fn emit(&self, event: Event) {
-        lock(&self.refused).count(&event);
+impl Told {
+    /// Writes an event. That it cannot is told once, and ends nothing.
+    pub(super) fn note(&self, event: &impl Serialize) {
         let mut log = lock(&self.log);
         if log.wanted()
-            && let Err(error) = log.write(&event)
+            && let Err(error) = log.write(event)
         {
             error.report();
             *log = Log::default();
         }
+    }
+}
+
+impl Events for Told {
+    fn emit(&self, event: Event) {
+        lock(&self.refused).count(&event);
+        self.note(&event);
     }
 }
 

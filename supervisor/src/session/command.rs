@@ -19,7 +19,8 @@ use super::protocol::{
     Bytes, End, Input, Kept, List, Listed, Notification, Of, Output, Resize, Signal as SignalParams, Size, Start, Started,
     Stream, Word, Write as WriteParams,
 };
-use crate::args::{ExecArgs, Session};
+use super::routes;
+use crate::args::{ExecArgs, Session, SessionPolicy};
 use crate::error::Error;
 use crate::output;
 use crate::state::private_directory;
@@ -45,6 +46,8 @@ pub(crate) fn session(action: Session) -> Result<u8, Error> {
         Session::List { name: None, json } => list(json),
         Session::List { name: Some(name), json } => list_jobs(&name, json),
         Session::Stop { names, all } => stop(names, all),
+        Session::Policy { action: SessionPolicy::Show { name, json } } => routes::show(&mut connect(&name)?, json),
+        Session::Policy { action: SessionPolicy::Set { name, policy } } => routes::set(&mut connect(&name)?, &policy),
         Session::Logs { name, job } => logs(&name, job),
     }
 }

@@ -32,6 +32,7 @@ use crate::clock;
 use crate::engine;
 use crate::events::{Event, Log};
 use crate::guard::Guards;
+use crate::network::WayOut;
 use crate::output;
 use crate::prepare::Prepared;
 use crate::supervise::candidates;
@@ -51,6 +52,7 @@ pub(crate) struct Live {
     environment: Vec<(OsString, OsString)>,
     umask: u32,
     pub(crate) guards: RefCell<Option<Guards>>,
+    pub(crate) way_out: RefCell<Option<WayOut>>,
     jobs: RefCell<BTreeMap<u32, Rc<Job>>>,
     next: Cell<u32>,
     terminals: RefCell<VecDeque<oneshot::Sender<Result<OwnedFd, StepError>>>>,
@@ -67,7 +69,7 @@ impl Live {
         sandbox: Sandbox,
         prepared: Prepared,
         mut environment: Vec<(OsString, OsString)>,
-        guards: Option<Guards>,
+        (guards, way_out): (Option<Guards>, Option<WayOut>),
         name: Option<String>,
         log: Log,
     ) -> Rc<Self> {
@@ -86,6 +88,7 @@ impl Live {
             environment,
             umask: mask.bits(),
             guards: RefCell::new(guards),
+            way_out: RefCell::new(way_out),
             jobs: RefCell::default(),
             next: Cell::new(1),
             terminals: RefCell::default(),
@@ -138,7 +141,7 @@ impl Live {
 
     /// Asks init. While it has no room for the question, it may itself wait for room for what it says, which is heard meanwhile:
     /// to be called while nothing is borrowed that [`heard`](Self::heard) needs.
-    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+    pub(super) fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
         let asked = || -> Result<(), StepError> {
             while !self.sandbox.try_request(request, fds)? {
                 let mut ready = [PollFd::new(self.sandbox.as_fd(), PollFlags::POLLIN | PollFlags::POLLOUT)];
@@ -349,7 +352,7 @@ impl Live {
             (Some(_), Some(environment), _) => environment.clone(),
             (_, _, Some(caller)) => {
                 let variables = caller.iter().map(|(name, value)| variable(name, value)).collect::<Result<Vec<_>, _>>()?;
-                engine::environment_for(&prepared, variables.into_iter())
+                engine::environment_for(&prepared, self.way_out.borrow().as_ref(), variables.into_iter())
             }
             _ => self.environment.clone(),
         };
@@ -448,7 +451,12 @@ impl Live {
                 output::complain(&error.to_string());
                 self.stop(Reason::Failed);
             }
-            Answer::Ready | Answer::Stopped { .. } | Answer::Listening(_) | Answer::Socket => {}
+            event @ (Answer::Listening(_) | Answer::ListenFailed(_) | Answer::Socket) => {
+                if let Some(way_out) = self.way_out.borrow_mut().as_mut() {
+                    way_out.hear(&event, fds);
+                }
+            }
+            Answer::Ready | Answer::Stopped { .. } => {}
         }
     }
 

@@ -11,6 +11,7 @@ mod live;
 mod mcp;
 pub(crate) mod place;
 pub(crate) mod protocol;
+mod routes;
 mod server;
 mod shell;
 mod streams;
@@ -33,7 +34,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::{LocalSet, spawn_local};
 
 use crate::args::ServeArgs;
-use crate::engine;
+use crate::engine::{self, Opened};
 use crate::error::Error;
 use crate::events::Log;
 use crate::output;
@@ -91,10 +92,9 @@ fn open_and_attend(
     let caller = prepared.caller.clone();
     let held: Vec<_> = overlaid.iter().map(crate::changes::Overlaid::lock).collect();
     // From the first thread, before the runtime: init dies with the thread that made it, prctl(2).
-    let opened = engine::open(&prepared, &held, guards.as_mut(), log)?;
-    let (sandbox, environment, group, way_out) = opened.parts();
+    let Opened { sandbox, environment, way_out, group } = engine::open(&prepared, &held, guards.as_mut(), log)?;
     more_descriptors();
-    let live = Live::new(sandbox, prepared, environment, guards, args.name.clone(), std::mem::take(log));
+    let live = Live::new(sandbox, prepared, environment, (guards, way_out), args.name.clone(), std::mem::take(log));
     if let Some(place) = &place {
         place.ready()?;
     }
@@ -106,7 +106,7 @@ fn open_and_attend(
     // Tasks hold the sandbox, too.
     drop(local);
     runtime.shutdown_background();
-    let guards = live.guards.take();
+    let (guards, way_out) = (live.guards.take(), live.way_out.take());
     *log = live.log.take();
     drop(live);
     engine::close(group, guards, way_out, log)?;
@@ -138,7 +138,9 @@ async fn attend(
 ) -> io::Result<Reason> {
     report(&live, "init", Rc::clone(&live).listen());
     report(&live, "guarded files", Rc::clone(&live).guard());
-    let signals = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+    let mut signals = vec![SignalKind::terminate(), SignalKind::interrupt()];
+    // Who has no terminal hears of its end no other way, and of nothing else by it.
+    signals.extend((!args.detached).then(SignalKind::hangup));
     for kind in signals {
         let (mut signal, live) = (signal(kind)?, Rc::clone(&live));
         spawn_local(async move {
@@ -177,8 +179,18 @@ async fn attend(
             });
         }
     }
+    let reload = async {
+        match args.detached {
+            true => Rc::clone(&live).reload_at_hangup(&args.policy).await,
+            false => std::future::pending().await,
+        }
+    };
     let reason = tokio::select! {
         reason = live.is_over() => reason,
+        failed = reload => {
+            failed?;
+            Reason::Failed
+        }
         () = is_lost(place) => {
             output::complain("the session ends, because its directory was taken away and nobody can reach it");
             live.stop(Reason::Stopped);

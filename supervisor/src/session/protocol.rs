@@ -324,6 +324,23 @@ pub(crate) struct Explain {
     pub(crate) subject: String,
 }
 
+/// The routes that hold, as profiles name them, each with its `origin`; also the parameter of `set-routes`, which takes no
+/// `generation`.
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Routes {
+    /// How often they were replaced.
+    #[serde(default)]
+    pub(crate) generation: u64,
+    pub(crate) routes: Vec<serde_json::Value>,
+}
+
+/// How often the routes were replaced.
+#[derive(Debug, Deserialize, Serialize, JsonSchema)]
+pub(crate) struct Generation {
+    pub(crate) generation: u64,
+}
+
 /// What can be explained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -461,6 +478,8 @@ pub(crate) struct Messages {
     list: List,
     subscribe: Subscribe,
     explain: Explain,
+    routes: Routes,
+    set_routes: (Routes, Generation),
 }
 
 impl Bytes {

@@ -17,7 +17,7 @@ use super::job::{self, Job};
 use super::live::Live;
 use super::protocol::{
     Bytes, Code, Explain, Failure, Initialize, Initialized, Kept, LONGEST, List, Notification, Of, Output, Reason, Request,
-    Resize, Signal, Size, Start, Started, Stream, Subscribe, VERSION, Wait, Write,
+    Resize, Routes, Signal, Size, Start, Started, Stream, Subscribe, VERSION, Wait, Write,
 };
 use crate::{explain, output};
 
@@ -332,6 +332,11 @@ async fn obey(live: &Rc<Live>, method: &str, params: Option<&RawValue>, client: 
             let Explain { what, subject } = parameters(params)?;
             let answer = explain::about(what, &subject, &mut live.prepared.borrow_mut());
             short(&answer.map_err(|error| Failure::new(Code::Parameters, error.message))?)
+        }
+        "routes" => short(&live.routes()?),
+        "set-routes" => {
+            let Routes { routes, .. } = parameters(params)?;
+            short(&live.set_spoken_routes(routes).await?)
         }
         "stop" => {
             live.stop(Reason::Stopped);

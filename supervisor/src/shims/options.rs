@@ -24,6 +24,8 @@ pub(super) fn record(args: &PolicyArgs, cwd: &Path) -> Result<Vec<String>, Error
         set_env,
         net,
         allow_host,
+        connect,
+        publish,
         limit,
         accept_loss,
         tier,
@@ -68,6 +70,9 @@ pub(super) fn record(args: &PolicyArgs, cwd: &Path) -> Result<Vec<String>, Error
     ] {
         values.iter().for_each(|value| add(name, value.clone()));
     }
+    for (name, ports) in [("--connect", connect), ("--publish", publish)] {
+        ports.iter().for_each(|port| add(name, port.to_string()));
+    }
     user.iter().for_each(|user| add("--user", user.clone()));
     net.iter().for_each(|net| add("--net", net_name(*net).to_owned()));
     tier.iter().for_each(|tier| add("--tier", tier_name(*tier).to_owned()));
@@ -80,6 +85,8 @@ fn net_name(net: Net) -> &'static str {
     match net {
         Net::Off => "off",
         Net::Routes => "routes",
+        Net::Ask => "ask",
+        Net::Audit => "audit",
         Net::Host => "host",
     }
 }

@@ -9,10 +9,11 @@ use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, TryLockError};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::OFlag;
 use nix::unistd::{AccessFlags, access, geteuid};
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
@@ -116,16 +117,30 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// # Errors
 /// Another one has it and does not end.
 pub(crate) fn lock(state: &Path) -> Result<File, Error> {
-    let path = state.join("lock");
-    let cannot = |why: &dyn std::fmt::Display| Error::setup(format!("cannot lock {}: {why}", output::path(&path)));
-    let lock = File::options().create(true).truncate(false).write(true).open(&path).map_err(|e| cannot(&e))?;
+    lock_file(&state.join("lock"), "another hermes-sandbox command works on this workspace; wait for it to end")
+}
+
+/// Keeps other commands from something as long as the answer lives. `hint` says who may have it.
+///
+/// # Errors
+/// Another one has it and does not end.
+pub(crate) fn lock_file(path: &Path, hint: &str) -> Result<File, Error> {
+    let cannot = |why: &dyn std::fmt::Display| Error::setup(format!("cannot lock {}: {why}", output::path(path)));
+    let lock = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(OFlag::O_NOFOLLOW.bits())
+        .open(path)
+        .map_err(|e| cannot(&e))?;
     let until = Instant::now() + PATIENCE;
     loop {
         match lock.try_lock() {
             Ok(()) => return Ok(lock),
             Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(Duration::from_millis(20)),
             Err(e) => {
-                return Err(cannot(&e).hint("another hermes-sandbox command works on this workspace; wait for it to end"));
+                return Err(cannot(&e).hint(hint));
             }
         }
     }

@@ -164,6 +164,8 @@ pub(super) fn policy(rules: &str) -> Policy {
         allow_broad: false,
         environment: EnvironmentRules::default(),
         network: Network::Off,
+        unknown_hosts: Default::default(),
+        loopback: Default::default(),
         unix: UnixRules::default(),
         mcp: hermes_profiles::McpRules::default(),
         limits: Limits::default(),

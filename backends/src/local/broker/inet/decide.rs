@@ -1,6 +1,8 @@
 //! Where a connection goes.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use super::Listening;
 use super::address::Family;
@@ -9,11 +11,26 @@ use crate::plan::GATEWAY_ADDRESS;
 /// The port of name servers, whatever address they have.
 const DNS: u16 = 53;
 
+/// Ports that routes lead to; more may be added.
+#[derive(Debug, Default)]
+pub struct Ports(RwLock<BTreeSet<u16>>);
+
+impl Ports {
+    /// Adds ports. Where a route is gone, its port leads to the proxy all the same, which refuses.
+    pub fn open(&self, more: impl IntoIterator<Item = u16>) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).extend(more);
+    }
+
+    fn contains(&self, port: u16) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).contains(&port)
+    }
+}
+
 /// What the sandbox may reach.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rules {
-    /// Ports that routes lead to, ascending.
-    pub(super) ports: Vec<u16>,
+    /// Ports that routes lead to.
+    pub(super) ports: Arc<Ports>,
     /// The explicit proxy's.
     pub(super) proxy: u16,
     /// Open ports of the host's loopback.
@@ -54,7 +71,7 @@ impl Rules {
             if self.host.contains(&port) { Target::Host } else { Target::Own }
         } else if ip == IpAddr::V4(GATEWAY_ADDRESS) && port == self.proxy {
             Target::Proxy(Kind::Explicit)
-        } else if self.ports.contains(&port) {
+        } else if self.ports.contains(port) {
             Target::Proxy(Kind::Transparent)
         } else {
             Target::Refused
@@ -85,7 +102,9 @@ mod tests {
 
     #[test]
     fn every_address_has_one_way() {
-        let rules = Rules { ports: vec![80, 443], proxy: 3128, host: vec![5432] };
+        let ports = Arc::new(Ports::default());
+        ports.open([80, 443]);
+        let rules = Rules { ports, proxy: 3128, host: vec![5432] };
         for (asked, target) in [
             ("192.0.2.1:443", Target::Proxy(Kind::Transparent)),
             ("[2001:db8::1]:80", Target::Proxy(Kind::Transparent)),

@@ -43,9 +43,10 @@ use super::attempt::{Attempts, PATIENCE, PATIENCE_SHORT, Progress};
 use super::caller::{Tasks, read_memory};
 use super::parked::{Connect, bounded};
 use crate::local::sys::notify::{Call, Listener, WakeTimer, connect, cookie, domain, is_tcp, network_cookie};
-use crate::plan::GatewayPlan;
+use crate::plan::Plan;
 use crate::step::{At, Step, StepError};
 
+pub use decide::Ports;
 pub use ends::{Ends, Listening, listeners};
 pub use promise::Promises;
 
@@ -60,21 +61,22 @@ pub struct Mediator(Loop<Worker>);
 
 impl Mediator {
     /// Makes ready, and gives up the calling thread's capabilities: what it does for a job is not to go beyond the user's own
-    /// rights. `connect` are open ports of the host's loopback; with `make_sockets` the filter asks for sockets, too.
+    /// rights.
     ///
     /// # Errors
     /// [`Step::Broker`] with the kernel's answer.
     pub fn new(
         listener: OwnedFd,
-        plan: &GatewayPlan,
-        connect: &[u16],
+        plan: &Plan,
+        ports: Arc<Ports>,
         ends: Ends,
         promises: Arc<Promises>,
-        make_sockets: bool,
     ) -> Result<Self, StepError> {
         caps::clear(None, CapSet::Effective).map_err(|_| StepError::new(Step::Capabilities, Errno::EPERM))?;
-        let rules = Rules { ports: plan.ports.clone(), proxy: plan.proxy, host: connect.to_vec() };
-        let sockets = if make_sockets { Sockets::Made(Made::default()) } else { Sockets::Borrowed(Tasks::default()) };
+        let proxy = plan.gateway.as_ref().map_or(0, |gateway| gateway.proxy);
+        let rules = Rules { ports, proxy, host: plan.connect.clone() };
+        let sockets =
+            if plan.seccomp.make_sockets { Sockets::Made(Made::default()) } else { Sockets::Borrowed(Tasks::default()) };
         Loop::new(listener, Worker::new(rules, ends, promises, sockets)).map(Self).at(Step::Broker)
     }
 

@@ -1,0 +1,133 @@
+//! Hosts that no route names, where the policy does not simply refuse them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hermes_egress::address::class;
+use hermes_egress::host::Host;
+use hermes_egress::proxy::{Deciding, Unknown};
+use hermes_profiles::{Origin, Route};
+use tokio::sync::OnceCell;
+use tokio::time::{Instant, sleep};
+
+use super::told::Told;
+use crate::approvals::{Approvals, Question, Scope, ruled};
+use crate::clock;
+use crate::events::Event;
+use crate::guard::run::start_time;
+use crate::output;
+
+/// How long a connection waits for an answer; then it is refused.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks for the answer.
+const INTERVAL: Duration = Duration::from_millis(200);
+/// Places that one sandbox asks about; a flood of questions is no question.
+const MOST: usize = 256;
+
+/// All may be reached, but what is not on the public internet.
+pub(super) struct Audit;
+
+impl Unknown for Audit {
+    fn decide<'a>(&'a self, host: &'a Host, port: u16) -> Deciding<'a> {
+        let public = match host {
+            Host::Address(address) => class(*address).is_none(),
+            Host::Name(_) => true,
+        };
+        Box::pin(async move { public.then(|| route(host, port, "--net audit")) })
+    }
+}
+
+/// Host and port.
+type Place = (String, u16);
+
+/// A person is asked, once for every place.
+pub(super) struct Ask {
+    approvals: Approvals,
+    scope: Scope,
+    told: Arc<Told>,
+    answers: Mutex<BTreeMap<Place, Arc<OnceCell<bool>>>>,
+}
+
+impl Ask {
+    pub(super) fn new(approvals: Approvals, scope: Scope, told: Arc<Told>) -> Self {
+        Self { approvals, scope, told, answers: Mutex::default() }
+    }
+
+    /// Asks, and waits for the answer; no answer is a refusal.
+    async fn ask(&self, host: &str, port: u16) -> bool {
+        if let Ok(rules) = self.approvals.rules()
+            && let Some(allow) = ruled(&rules, &self.scope, host, port)
+        {
+            return allow;
+        }
+        let (own, now) = (std::process::id() as i32, clock::milliseconds());
+        let question = Question {
+            time: now,
+            until: now + PATIENCE.as_millis() as u64,
+            asker: (own, start_time(own).unwrap_or(0)),
+            scope: self.scope.clone(),
+            host: host.to_owned(),
+            port,
+        };
+        let id = match self.approvals.ask(&question) {
+            Ok(id) => id,
+            Err(e) => {
+                output::complain(&format!("cannot ask whether {} may be reached: {e}", output::clean(host)));
+                return false;
+            }
+        };
+        self.told.note(&Event::ApprovalAsked { id, host, port });
+        output::complain(&format!(
+            "{}:{port} is to be reached; `hermes-sandbox approvals allow {id}` or `deny {id}` within {} s",
+            output::clean(host),
+            PATIENCE.as_secs()
+        ));
+        let end = Instant::now() + PATIENCE;
+        let answer = loop {
+            match self.approvals.answer(id) {
+                Ok(None) if Instant::now() < end => sleep(INTERVAL).await,
+                answer => break answer.ok().flatten(),
+            }
+        };
+        self.approvals.withdraw(id);
+        let decision = match answer {
+            Some(true) => "allow",
+            Some(false) => "deny",
+            None => "no answer",
+        };
+        self.told.note(&Event::ApprovalDecided { id, host, port, decision });
+        answer == Some(true)
+    }
+}
+
+impl Unknown for Ask {
+    fn decide<'a>(&'a self, host: &'a Host, port: u16) -> Deciding<'a> {
+        Box::pin(async move {
+            let text = named(host);
+            let cell = {
+                let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+                let room = answers.len() < MOST;
+                match answers.get(&(text.clone(), port)) {
+                    Some(cell) => Arc::clone(cell),
+                    None if room => Arc::clone(answers.entry((text.clone(), port)).or_default()),
+                    None => return None,
+                }
+            };
+            let allowed = *cell.get_or_init(|| self.ask(&text, port)).await;
+            allowed.then(|| route(host, port, "approved"))
+        })
+    }
+}
+
+/// As a policy names it.
+fn named(host: &Host) -> String {
+    match host {
+        Host::Name(name) => name.clone(),
+        Host::Address(address) => address.to_string(),
+    }
+}
+
+fn route(host: &Host, port: u16, origin: &'static str) -> Route {
+    Route::new(named(host), [port], Origin::Derived(origin.into()))
+}

@@ -1,0 +1,121 @@
+//! The routes of a live sandbox: what holds, and others in their place.
+
+use std::rc::Rc;
+
+use hermes_backends::wire::Request;
+use hermes_profiles::{Network, Origin, Policy, Route, RouteRules};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+
+use super::client::Client;
+use super::live::Live;
+use super::protocol::{Code, Failure, Generation, Routes};
+use crate::args::PolicyArgs;
+use crate::error::Error;
+use crate::output::{self, clean};
+use crate::prepare;
+use crate::table;
+
+/// A route as it travels: as a profile says it, and where it was written.
+#[derive(Debug, Serialize, Deserialize)]
+struct Spoken {
+    host: String,
+    ports: Vec<u16>,
+    #[serde(flatten)]
+    rules: RouteRules,
+    origin: String,
+}
+
+impl Live {
+    /// What holds now.
+    pub(crate) fn routes(&self) -> Result<Routes, Failure> {
+        let (routes, generation) = self.way_out.borrow().as_ref().map(|way_out| way_out.routes()).unwrap_or_default();
+        let spoken = routes.into_iter().map(|Route { host, ports, rules, origin }| {
+            serde_json::to_value(Spoken { host, ports, rules, origin: origin.to_string() })
+        });
+        let routes = spoken.collect::<Result<_, _>>();
+        Ok(Routes { generation, routes: routes.map_err(|e| Failure::new(Code::Ended, format!("cannot express a route: {e}")))? })
+    }
+
+    /// Has other routes hold, in one step, or keeps the old ones.
+    pub(crate) async fn set_spoken_routes(&self, routes: Vec<Value>) -> Result<Generation, Failure> {
+        let understood = |value: Value| -> Result<Route, Failure> {
+            let spoken = serde_json::from_value::<Spoken>(value);
+            let Spoken { host, ports, rules, origin } =
+                spoken.map_err(|e| Failure::new(Code::Parameters, format!("not a route: {e}")))?;
+            Ok(Route { host, ports, rules, origin: Origin::Derived(origin.into()) })
+        };
+        self.set_routes(routes.into_iter().map(understood).collect::<Result<_, _>>()?).await
+    }
+
+    async fn set_routes(&self, routes: Vec<Route>) -> Result<Generation, Failure> {
+        let (reply, answer) = oneshot::channel();
+        let none = || Failure::new(Code::Parameters, "the sandbox was started without a way out; start another one with a route");
+        let ports = self.way_out.borrow_mut().as_mut().map(|way_out| way_out.replace(routes, reply)).ok_or_else(none)?;
+        if let Some(ports) = ports {
+            self.ask(&Request::Listen(ports), &[])?;
+        }
+        let generation = answer.await.map_err(|_| Failure::new(Code::Ended, "the sandbox has ended"))?;
+        generation.map(|generation| Generation { generation }).map_err(|why| Failure::new(Code::Parameters, why))
+    }
+
+    /// Reads the policy again at every SIGHUP. One that cannot be used is told, and the old one holds.
+    pub(crate) async fn reload_at_hangup(self: Rc<Self>, args: &PolicyArgs) -> std::io::Result<()> {
+        let mut hangup = signal(SignalKind::hangup())?;
+        while hangup.recv().await.is_some() {
+            let policy = prepare::policy(args).map(|(_, resolved)| resolved.policy);
+            let outcome = match policy {
+                Ok(policy) => self.set_routes(routes_of(policy)).await.map_err(|failure| failure.message),
+                Err(error) => Err(error.to_string()),
+            };
+            match outcome {
+                Ok(Generation { generation }) => {
+                    output::complain(&format!("the routes were read again (generation {generation})"))
+                }
+                Err(why) => output::complain(&format!("the routes stay as they were: {why}")),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn routes_of(policy: Policy) -> Vec<Route> {
+    match policy.network {
+        Network::Routes(routes) => routes,
+        Network::Off | Network::Host => Vec::new(),
+    }
+}
+
+/// Prints what holds in a session.
+pub(super) fn show(client: &mut Client, json: bool) -> Result<u8, Error> {
+    let routes: Routes = client.ask_soon("routes", &serde_json::json!({}))?;
+    if json {
+        return output::print_json(&routes).map(|()| 0);
+    }
+    let mut rows = vec![["HOST", "PORTS", "FROM"].map(str::to_owned)];
+    for value in &routes.routes {
+        let Ok(spoken) = serde_json::from_value::<Spoken>(value.clone()) else { continue };
+        let ports: Vec<String> = spoken.ports.iter().map(u16::to_string).collect();
+        rows.push([clean(&spoken.host).into_owned(), ports.join(", "), clean(&spoken.origin).into_owned()]);
+    }
+    let mut text = format!("generation {}\n", routes.generation);
+    match rows.len() {
+        1 => text.push_str("no routes\n"),
+        _ => table::columns(&mut text, &rows),
+    }
+    output::print(&text).map(|()| 0)
+}
+
+/// Has the routes hold that a policy has.
+pub(super) fn set(client: &mut Client, args: &PolicyArgs) -> Result<u8, Error> {
+    let (_, resolved) = prepare::policy(args)?;
+    let spoken = routes_of(resolved.policy).into_iter().map(|Route { host, ports, rules, origin }| {
+        serde_json::to_value(Spoken { host, ports, rules, origin: origin.to_string() })
+    });
+    let routes: Result<Vec<Value>, _> = spoken.collect();
+    let routes = routes.map_err(|e| Error::setup(format!("cannot express a route: {e}")))?;
+    let Generation { generation } = client.ask_soon("set-routes", &serde_json::json!({ "routes": routes }))?;
+    output::print(&format!("generation {generation}\n")).map(|()| 0)
+}
