@@ -196,11 +196,13 @@ fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tie
     let network = match (&policy.network, tier) {
         (Network::Host, _) => NetworkPlan::Host,
         (_, Tier::Namespaces) => NetworkPlan::Private,
+        (_, Tier::Landlock) if network::is_mediated(policy) && losses::why_no_mediation(host).is_none() => NetworkPlan::Notified,
         (_, Tier::Landlock) => NetworkPlan::NoSockets,
     };
+    let has_loopback = matches!(network, NetworkPlan::Private | NetworkPlan::Notified);
     let upper = |path: &Path| choices.upper(policy, survey, host, path);
-    let gateway = network::gateway(policy, tier);
-    let files = gateway.as_ref().map(|_| network::files(&view, survey)).unwrap_or_default();
+    let gateway = network::gateway(policy, network, choices.scratch);
+    let files = gateway.as_ref().map(|gateway| network::files(gateway, &view, survey)).unwrap_or_default();
     let mounts = match tier {
         Tier::Namespaces => mounts::mounts(policy, &view, &upper, files),
         Tier::Landlock => Vec::new(),
@@ -223,11 +225,13 @@ fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tie
             unix_sockets: tier == Tier::Namespaces,
             unix_datagram: policy.kernel.unix_datagram && tier == Tier::Namespaces,
             inet_sockets: network != NetworkPlan::NoSockets,
+            mediate_tcp: network == NetworkPlan::Notified,
+            make_sockets: network == NetworkPlan::Notified && !host.borrowing.works(),
             deny_ipc: tier == Tier::Landlock,
         },
         network,
         gateway,
-        connect: policy.loopback.connect.iter().copied().filter(|_| network == NetworkPlan::Private).collect(),
+        connect: policy.loopback.connect.iter().copied().filter(|_| has_loopback).collect(),
         limits: limits(&policy.limits, host, tier),
         mounts,
         lost: Vec::new(),
@@ -256,7 +260,7 @@ fn landlock(abi: u32, tier: Tier, network: NetworkPlan, paths: Vec<PathRule>) ->
         abi,
         paths: if handle_files { paths } else { Vec::new() },
         handle_files,
-        deny_tcp: abi >= 4 && network == NetworkPlan::NoSockets,
+        deny_tcp: abi >= 4 && matches!(network, NetworkPlan::NoSockets | NetworkPlan::Notified),
         scope_signals: abi >= 6,
         scope_abstract: abi >= 6,
     })

@@ -175,6 +175,7 @@ pub fn explain_host(policy: &Policy, plan: &Plan, host: &str, port: Option<u16>)
         NetworkPlan::Host => Vec::new(),
         NetworkPlan::Private => vec![Layer::NetworkNamespace],
         NetworkPlan::NoSockets => vec![Layer::Seccomp],
+        NetworkPlan::Notified => Vec::new(),
     };
     let open = is_loopback(&host) && port.is_some_and(|port| plan.connect.contains(&port));
     let audited = plan.gateway.is_some() && policy.unknown_hosts == UnknownHosts::Audit;
@@ -199,10 +200,14 @@ pub fn explain_host(policy: &Policy, plan: &Plan, host: &str, port: Option<u16>)
     if plan.network == NetworkPlan::Private && is_loopback(&host) && !open {
         answer.notes.push("loopback inside is the sandbox's own; services of the host do not listen there".into());
     }
+    if plan.network == NetworkPlan::Notified && is_loopback(&host) && !open {
+        answer.notes.push("on the loopback only servers of the sandbox's own are reached".into());
+    }
     if plan.network == NetworkPlan::Host {
         answer.notes.push("the host's network is given as it is; nothing mediates it".into());
     }
-    let landlock = plan.landlock.as_ref().is_some_and(|landlock| landlock.deny_tcp);
+    let led = wanted && plan.gateway.is_some();
+    let landlock = !led && plan.landlock.as_ref().is_some_and(|landlock| landlock.deny_tcp);
     let layers = layers.into_iter().chain(landlock.then_some(Layer::Landlock)).collect::<Vec<_>>();
     answer.verdicts = vec![("connect", verdict(plan, &layers, wanted, &[Guarantee::NetworkMediated]))];
     answer.allow = (!wanted).then(|| {

@@ -113,6 +113,10 @@ pub struct Host {
     pub idmap: Probe,
     /// A seccomp filter with a listener, `pidfd_getfd` and `process_vm_readv` on a child.
     pub notify: Probe,
+    /// A filter with a listener outside any namespace, memory and descriptors of a child, and whose a TCP connection is.
+    pub mediation: Probe,
+    /// `pidfd_getfd` on a child outside any namespace; the default filter of Docker refuses it.
+    pub borrowing: Probe,
     /// A plain seccomp filter.
     pub seccomp: Probe,
     /// RLIMIT_NPROC counts per user namespace (5.14).

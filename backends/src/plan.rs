@@ -310,8 +310,19 @@ pub struct SeccompPlan {
     pub unix_datagram: bool,
     /// `socket()` for AF_INET and AF_INET6 is allowed.
     pub inet_sockets: bool,
+    /// Of these, only those of TCP, and `connect`, `bind` and `listen` go to the mediator.
+    pub mediate_tcp: bool,
+    /// The mediator makes those, too, since it cannot borrow those of the jobs.
+    pub make_sockets: bool,
     /// Refuse System V IPC and POSIX message queues (no IPC namespace).
     pub deny_ipc: bool,
+}
+
+impl SeccompPlan {
+    /// Does the filter ask somebody?
+    pub fn notifies(&self) -> bool {
+        self.notify_connect || self.mediate_tcp
+    }
 }
 
 /// The network.
@@ -322,6 +333,8 @@ pub enum NetworkPlan {
     Private,
     /// No sockets of internet families at all (Landlock tier).
     NoSockets,
+    /// The host's, but TCP alone, and the supervisor connects, binds and listens on behalf of the jobs (Landlock tier).
+    Notified,
     /// The host's.
     Host,
 }
@@ -338,6 +351,9 @@ pub struct GatewayPlan {
     pub ports: Vec<u16>,
     /// Where the explicit proxy listens.
     pub proxy: u16,
+    /// The file of trusted certificates; `None` where the plan has no place for it yet.
+    #[serde(with = "ospath::option")]
+    pub certificates: Option<PathBuf>,
 }
 
 /// Limits and by what they are enforced.

@@ -8,6 +8,7 @@ mod cause;
 mod child;
 mod facts;
 mod layer;
+mod mediate;
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -41,6 +42,8 @@ enum Item {
     Idmap,
     Seccomp,
     Notify,
+    Mediation,
+    Borrowing,
     PerUserns,
 }
 
@@ -53,7 +56,7 @@ impl Item {
             Self::Overlay => Step::Overlay,
             Self::Recursive | Self::Idmap => Step::Attributes,
             Self::Seccomp => Step::Seccomp,
-            Self::Notify => Step::Broker,
+            Self::Notify | Self::Mediation | Self::Borrowing => Step::Broker,
             Self::PerUserns => Step::Limits,
         }
     }
@@ -109,6 +112,8 @@ fn measure() -> Host {
         recursive_attributes: inside(Item::Recursive),
         idmap,
         notify: answers.get(Item::Notify),
+        mediation: answers.get(Item::Mediation),
+        borrowing: answers.get(Item::Borrowing),
         seccomp: answers.get(Item::Seccomp),
         processes_per_userns: answers.get(Item::PerUserns).works(),
         cgroup: cgroup::detect(uid),

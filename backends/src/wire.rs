@@ -129,6 +129,8 @@ pub enum Listener {
     DnsTcp,
     /// The sandbox's own loopback, for this port of the host's.
     Loopback(u16),
+    /// The filter's own end, for calls that the supervisor carries out.
+    Calls,
 }
 
 /// A mount over a name in a host tree. All paths are as seen inside and lead through no symlink.

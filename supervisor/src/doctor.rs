@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use hermes_backends::compile::losses::{cgroup_remedy, userns_remedy, why_no_namespaces};
+use hermes_backends::compile::losses::{cgroup_remedy, userns_remedy, why_no_mediation, why_no_namespaces};
 use hermes_backends::host::{CgroupAccess, Host, Probe};
 use hermes_backends::plan::Tier;
 use serde::Serialize;
@@ -111,6 +111,13 @@ fn findings(host: &Host) -> Vec<Finding> {
             "seccomp notification and its broker",
             &host.notify,
             "needs Linux 5.9 and no other seccomp listener in force; without it the host's unix sockets cannot be kept out of namespaces",
+        ),
+        Finding::fact(
+            "mediation",
+            "routes without namespaces",
+            why_no_mediation(host).is_none(),
+            &why_no_mediation(host).map(|(reason, _)| reason).unwrap_or_default(),
+            "needs Landlock ABI 4 (Linux 6.7) and no other seccomp listener in force",
         ),
         Finding::new(
             "overlay",

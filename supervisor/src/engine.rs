@@ -171,7 +171,9 @@ fn completed(
     let redirects = redirects.map(|redirect| (OsString::from(&redirect.name), OsString::from(&redirect.directory)));
     // What the policy sets by name is meant.
     let set = &prepared.policy.environment.set;
-    let network = prepared.plan.gateway.iter().flat_map(variables).filter(|(name, _)| !set.contains_key(name));
+    let plan = &prepared.plan;
+    let network = plan.gateway.iter().flat_map(|gateway| variables(plan.network, gateway));
+    let network = network.filter(|(name, _)| !set.contains_key(name));
     let placeholders = way_out.into_iter().flat_map(WayOut::placeholders).cloned();
     // Placeholders last: a value of the caller's in their place would be the secret itself.
     let network = network.chain(placeholders).map(|(name, value)| (OsString::from(name), OsString::from(value)));

@@ -136,6 +136,9 @@ fn network_words(plan: &Plan, policy: &Policy) -> String {
             format!("a loopback of its own, and a proxy by the policy's routes (ports {})", ports.join(", "))
         }
         (NetworkPlan::Private, None) => "a loopback of its own and nothing else".to_owned(),
+        (NetworkPlan::Notified, _) => {
+            "the host's loopback for servers of its own, and the routes of the policy, by the supervisor".to_owned()
+        }
         (NetworkPlan::NoSockets, _) => "no internet sockets at all".to_owned(),
     };
     match policy.unknown_hosts {
@@ -162,6 +165,7 @@ fn filter_words(seccomp: &SeccompPlan) -> String {
         (!seccomp.unix_sockets, "no unix sockets"),
         (seccomp.unix_datagram, "named datagram sockets allowed"),
         (!seccomp.inet_sockets, "no internet sockets"),
+        (seccomp.mediate_tcp, "TCP alone, connected by the supervisor"),
         (seccomp.deny_ipc, "no System V IPC"),
     ];
     words.extend(extra.into_iter().filter_map(|(on, word)| on.then_some(word)));

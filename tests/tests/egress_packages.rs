@@ -77,7 +77,7 @@ fn java_http_client() {
     );
     sandbox.plain_sh("javac Client.java").ok();
     // Java knows of no variables for certificates: outside it is told of a store, one for each set of them. Inside its own has them.
-    let fetch = "run() { java -XX:TieredStopAtLevel=1 \"$@\"; }; [ -e /run/hermes-sandbox ] && [ -e /etc/ssl/certs/java/cacerts ] && { run -cp . Client \"$1/@\"; exit; }
+    let fetch = "run() { java -XX:TieredStopAtLevel=1 $*; }; [ -e /run/hermes-sandbox ] && [ -e /etc/ssl/certs/java/cacerts ] && { run -cp . Client \"$1/@\"; exit; }
         store=$(cksum < \"$SSL_CERT_FILE\" | cut -d' ' -f1).p12; password=changeit
         [ -e $store ] || { awk '/BEGIN/ {n++} {print > \"c\" n \".pem\"}' \"$SSL_CERT_FILE\"
             for c in c[0-9]*.pem; do keytool -importcert -noprompt -storetype PKCS12 -storepass $password -keystore $store -alias $c -file $c; done; rm -f c*.pem; }

@@ -24,6 +24,9 @@ const LANDLOCK_LOSES: &[(Guarantee, &str)] = &[
     (Guarantee::CachesProtected, "without a mount namespace caches cannot be copy-on-write; they are read-only"),
 ];
 
+/// What becomes of the loopback where the supervisor binds and connects.
+const SHARED_LOOPBACK: &str = "without a network namespace the host's loopback is shared: from inside only servers of the sandbox's \
+    own are reached, but the host's programs reach those, and a port that one of them has is taken";
 const SECCOMP_REMEDY: &str = "use a kernel with CONFIG_SECCOMP_FILTER";
 const NAMESPACES_REMEDY: &str = "allow unprivileged user namespaces on this host (`hermes-sandbox doctor` says how)";
 
@@ -58,7 +61,7 @@ pub fn find(policy: &Policy, host: &Host, view: &View, plan: &Plan, choices: Cho
     let mut losses = Losses { policy, lost: Vec::new(), weakened: Vec::new() };
     match plan.tier {
         Tier::Namespaces => namespaces(&mut losses, host, view, choices),
-        Tier::Landlock => landlock(&mut losses, host, view),
+        Tier::Landlock => landlock(&mut losses, host, view, plan),
     }
     if plan.tier == Tier::Landlock {
         losses.weaken(
@@ -75,7 +78,7 @@ pub fn find(policy: &Policy, host: &Host, view: &View, plan: &Plan, choices: Cho
         );
     }
     unkept(&mut losses, view);
-    network(&mut losses, plan);
+    network(&mut losses, host, plan);
     limits(&mut losses, host, plan);
     (losses.lost, losses.weakened)
 }
@@ -170,7 +173,7 @@ fn workspace_layer(losses: &mut Losses<'_>, choices: Choices<'_>) {
     }
 }
 
-fn landlock(losses: &mut Losses<'_>, host: &Host, view: &View) {
+fn landlock(losses: &mut Losses<'_>, host: &Host, view: &View, plan: &Plan) {
     let old = |abi: u32| format!("Landlock ABI {} of this kernel does not have it (needs {abi})", host.landlock_abi);
     if host.landlock_abi == 0 {
         for guarantee in [Guarantee::FilesReadConfined, Guarantee::FilesWriteConfined, Guarantee::FilesHidden] {
@@ -183,8 +186,9 @@ fn landlock(losses: &mut Losses<'_>, host: &Host, view: &View) {
             format!("use Linux 6.2 or later, or {NAMESPACES_REMEDY}"),
         );
     }
-    for (guarantee, reason) in LANDLOCK_LOSES {
-        losses.lose(*guarantee, *reason, NAMESPACES_REMEDY);
+    for &(guarantee, reason) in LANDLOCK_LOSES {
+        let shared = guarantee == Guarantee::LoopbackPrivate && plan.network == NetworkPlan::Notified;
+        losses.lose(guarantee, if shared { SHARED_LOOPBACK } else { reason }, NAMESPACES_REMEDY);
     }
     if host.landlock_abi < 6 {
         losses.lose(Guarantee::SignalsConfined, format!("scoping of signals: {}", old(6)), "use Linux 6.12 or later");
@@ -253,15 +257,15 @@ fn unkept(losses: &mut Losses<'_>, view: &View) {
     }
 }
 
-fn network(losses: &mut Losses<'_>, plan: &Plan) {
-    if is_mediated(losses.policy) && plan.gateway.is_none() {
-        losses.lose(
-            Guarantee::NetworkMediated,
-            "routes need a network namespace, and this tier has none",
-            "use --net off; or a kernel with user and network namespaces",
-        );
+fn network(losses: &mut Losses<'_>, host: &Host, plan: &Plan) {
+    if is_mediated(losses.policy)
+        && plan.gateway.is_none()
+        && let Some((reason, remedy)) = why_no_mediation(host)
+    {
+        losses.lose(Guarantee::NetworkMediated, reason, remedy);
     }
-    if let Some(gateway) = plan.gateway.as_ref().filter(|gateway| gateway.ports.len() > MOST_PORTS) {
+    let private = plan.network == NetworkPlan::Private;
+    if let Some(gateway) = plan.gateway.as_ref().filter(|gateway| private && gateway.ports.len() > MOST_PORTS) {
         losses.lose(
             Guarantee::NetworkMediated,
             format!("routes lead to {} ports, and there are at most {MOST_PORTS}", gateway.ports.len()),
@@ -325,6 +329,21 @@ pub fn userns_remedy(cause: Option<UsernsCause>) -> &'static str {
             "use a kernel with user namespaces, or `--tier landlock` with the losses it names"
         }
     }
+}
+
+/// Reason and remedy when routes cannot be had without namespaces on this host.
+pub fn why_no_mediation(host: &Host) -> Option<(String, String)> {
+    const WITHOUT: &str = "without a network namespace routes need";
+    if host.landlock_abi < 4 {
+        let reason = format!("{WITHOUT} Landlock's rules for TCP (ABI 4), and this kernel has ABI {}", host.landlock_abi);
+        return Some((reason, format!("use --net off, Linux 6.7 or later, or {NAMESPACES_REMEDY}")));
+    }
+    if !host.mediation.works() {
+        let reason = format!("{WITHOUT} seccomp notifications, which do not work here: {}", failure(&host.mediation));
+        let remedy = format!("use --net off, run where no other seccomp listener is in force, or {NAMESPACES_REMEDY}");
+        return Some((reason, remedy));
+    }
+    None
 }
 
 /// Reason and remedy when the namespaces tier cannot start on this host.

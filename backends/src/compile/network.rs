@@ -7,7 +7,7 @@ use hermes_profiles::{Network, Policy, Route, UnknownHosts};
 
 use super::files::View;
 use super::mounts::MARKER;
-use crate::plan::{Content, GATEWAY_ADDRESS, GatewayPlan, Tier};
+use crate::plan::{Content, GATEWAY_ADDRESS, GatewayPlan, NetworkPlan};
 use crate::survey::{Found, Survey};
 
 /// Ports that one sandbox can have: every one is a listener, and they travel in one message.
@@ -45,6 +45,8 @@ const CERTIFICATE_VARIABLES: &[&str] = &[
     "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
     "NIX_SSL_CERT_FILE",
 ];
+/// How the C library, c-ares and Go resolve names without UDP: resolv.conf(5), and Go by the C library.
+const WITHOUT_UDP: &[(&str, &str)] = &[("RES_OPTIONS", "use-vc"), ("GODEBUG", "netdns=cgo")];
 const PROXY_VARIABLES: &[&str] = &["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
 
 /// Paths that the plan of a sandbox with routes asks about.
@@ -66,9 +68,9 @@ pub fn is_mediated(policy: &Policy) -> bool {
 }
 
 /// The way out that the policy's routes need.
-pub fn gateway(policy: &Policy, tier: Tier) -> Option<GatewayPlan> {
+pub fn gateway(policy: &Policy, network: NetworkPlan, scratch: Option<&Path>) -> Option<GatewayPlan> {
     let routes = routes(policy);
-    if !is_mediated(policy) || tier == Tier::Landlock {
+    if !is_mediated(policy) || !matches!(network, NetworkPlan::Private | NetworkPlan::Notified) {
         return None;
     }
     let mut ports: BTreeSet<u16> = routes.iter().flat_map(|route| route.ports.iter().copied()).collect();
@@ -76,16 +78,13 @@ pub fn gateway(policy: &Policy, tier: Tier) -> Option<GatewayPlan> {
         ports.extend(USUAL_PORTS);
     }
     let proxy = (PROXY_PORT..).find(|port| !ports.contains(port)).unwrap_or(PROXY_PORT);
-    Some(GatewayPlan { ports: ports.into_iter().collect(), proxy })
-}
-
-/// The file of trusted certificates.
-fn certificates() -> PathBuf {
-    Path::new(MARKER).join("certificates.pem")
+    let directory = if network == NetworkPlan::Private { Some(Path::new(MARKER)) } else { scratch };
+    let certificates = directory.map(|directory| directory.join("certificates.pem"));
+    Some(GatewayPlan { ports: ports.into_iter().collect(), proxy, certificates })
 }
 
 /// Files that stand inside.
-pub fn files(view: &View, survey: &Survey) -> Vec<(PathBuf, Content)> {
+pub fn files(gateway: &GatewayPlan, view: &View, survey: &Survey) -> Vec<(PathBuf, Content)> {
     // Where a symlink leads; what is not there cannot be covered in a tree of the host.
     let place = |path: &str| {
         let path = Path::new(path);
@@ -101,23 +100,21 @@ pub fn files(view: &View, survey: &Survey) -> Vec<(PathBuf, Content)> {
         .into_iter()
         .filter_map(|(path, content)| Some((place(path)?, content)))
         .collect();
-    {
-        let there = |path: &str| match survey.get(Path::new(path)) {
-            Found::Present { real, .. } => view.covering(real).map(|_| real.clone()),
-            _ => None,
-        };
-        let over = |paths: &[&str], content: Content| -> Vec<_> {
-            paths.iter().filter_map(|path| there(path)).map(|real| (real, content.clone())).collect()
-        };
-        files.push((certificates(), Content::Certificates));
-        files.extend(over(BUNDLES, Content::Certificates));
-        files.extend(over(JAVA_STORES, Content::JavaCertificates));
-    }
+    let there = |path: &str| match survey.get(Path::new(path)) {
+        Found::Present { real, .. } => view.covering(real).map(|_| real.clone()),
+        _ => None,
+    };
+    let over = |paths: &[&str], content: Content| -> Vec<_> {
+        paths.iter().filter_map(|path| there(path)).map(|real| (real, content.clone())).collect()
+    };
+    files.extend(gateway.certificates.iter().map(|path| (path.clone(), Content::Certificates)));
+    files.extend(over(BUNDLES, Content::Certificates));
+    files.extend(over(JAVA_STORES, Content::JavaCertificates));
     files
 }
 
 /// Variables by which programs find the proxy and trust it.
-pub fn variables(gateway: &GatewayPlan) -> Vec<(String, String)> {
+pub fn variables(network: NetworkPlan, gateway: &GatewayPlan) -> Vec<(String, String)> {
     let proxy = format!("http://{GATEWAY_ADDRESS}:{}", gateway.proxy);
     let mut all: Vec<(String, String)> = vec![("NODE_USE_ENV_PROXY".to_owned(), "1".to_owned())];
     let mut both = |name: &str, value: &str| {
@@ -125,8 +122,13 @@ pub fn variables(gateway: &GatewayPlan) -> Vec<(String, String)> {
     };
     PROXY_VARIABLES.iter().for_each(|name| both(name, &proxy));
     both("NO_PROXY", "localhost,127.0.0.1,::1");
-    let file = certificates().display().to_string();
-    all.extend(CERTIFICATE_VARIABLES.iter().map(|name| ((*name).to_owned(), file.clone())));
+    if network == NetworkPlan::Notified {
+        all.extend(WITHOUT_UDP.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+    }
+    if let Some(file) = &gateway.certificates {
+        let file = file.display().to_string();
+        all.extend(CERTIFICATE_VARIABLES.iter().map(|name| ((*name).to_owned(), file.clone())));
+    }
     all
 }
 
@@ -136,11 +138,21 @@ mod tests {
 
     #[test]
     fn the_proxy_keeps_off_the_ports_of_routes() {
-        let gateway = GatewayPlan { ports: vec![443], proxy: 3129 };
-        let variables = variables(&gateway);
+        let gateway = GatewayPlan { ports: vec![443], proxy: 3129, certificates: Some("/c".into()) };
+        let variables = variables(NetworkPlan::Private, &gateway);
         let value = |name: &str| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
         assert_eq!(value("https_proxy"), Some("http://198.18.0.1:3129"));
         assert_eq!(value("NO_PROXY"), value("no_proxy"));
-        assert_eq!(value("SSL_CERT_FILE"), Some("/run/hermes-sandbox/certificates.pem"));
+        assert_eq!(value("SSL_CERT_FILE"), Some("/c"));
+        assert_eq!(value("RES_OPTIONS"), None, "UDP leads to the resolver");
+    }
+
+    #[test]
+    fn without_namespaces_names_go_over_tcp_and_certificates_lie_in_the_scratch_directory() {
+        let certificates = Some("/tmp/x/certificates.pem".into());
+        let gateway = GatewayPlan { ports: vec![443], proxy: 3128, certificates };
+        let variables = variables(NetworkPlan::Notified, &gateway);
+        let has = |name: &str, value: &str| variables.contains(&(name.to_owned(), value.to_owned()));
+        assert!(has("RES_OPTIONS", "use-vc") && has("SSL_CERT_FILE", "/tmp/x/certificates.pem"));
     }
 }

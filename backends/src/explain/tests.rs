@@ -90,6 +90,8 @@ fn plan() -> Plan {
             unix_sockets: true,
             unix_datagram: false,
             inet_sockets: true,
+            mediate_tcp: false,
+            make_sockets: false,
             deny_ipc: false,
         },
         network: NetworkPlan::Private,
@@ -239,6 +241,13 @@ fn hosts() {
     assert!(connect(&policy, &plan(), "api.example.test", Some(22)).1.rule.is_none());
     assert!(connect(&policy, &plan(), "example.test", None).1.rule.is_none());
     assert!(connect(&policy, &plan(), "notexample.test", None).1.rule.is_none());
+
+    let gateway = crate::plan::GatewayPlan { ports: vec![443], proxy: 3128, certificates: None };
+    let notified = Plan { network: NetworkPlan::Notified, gateway: Some(gateway), ..landlock_plan() };
+    assert_eq!(connect(&policy, &notified, "api.example.test", Some(443)).0, Verdict::Allowed);
+    let (verdict, _) = connect(&policy, &notified, "other.test", Some(443));
+    assert!(matches!(verdict, Verdict::Enforced(layers) if layers.contains(&Layer::Proxy)));
+    assert!(connect(&policy, &notified, "localhost", Some(80)).1.notes.iter().any(|note| note.contains("own are reached")));
 
     policy.network = Network::Host;
     let host = Plan { network: NetworkPlan::Host, ..plan() };

@@ -140,7 +140,8 @@ fn transparent(port: u16) -> Result<Listening, Errno> {
     Ok((Listener::Transparent(port), everywhere(SockType::Stream, port)?))
 }
 
-fn tcp(address: IpAddr, port: u16) -> Result<OwnedFd, Errno> {
+/// A listener on one address.
+pub(super) fn tcp(address: IpAddr, port: u16) -> Result<OwnedFd, Errno> {
     listener(SockType::Stream, SocketAddr::new(address, port))
 }
 

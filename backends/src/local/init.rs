@@ -7,9 +7,12 @@
 //! In the namespaces tier the first thread builds the sandbox, confines itself, starts the first job and is the spawner
 //! from then on; the keeper is a thread made before that. So nothing waits for another thread to be scheduled between
 //! the set-up and the first job, which on a busy machine takes longer than the whole set-up. In the Landlock tier the
-//! first thread is the keeper, and the spawner a process.
+//! first thread is the keeper, and the spawner a process; with routes the filter's other end goes to the supervisor, which
+//! answers the calls ([`broker::inet`]).
 
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -36,7 +39,7 @@ use super::{broker, cover, gateway, root, spawner, sys, tree};
 use crate::limits::watchdog;
 use crate::plan::{MountStep, NetworkPlan, Tier};
 use crate::step::{At, Step, StepError};
-use crate::wire::{Channel, Cover, Ends, Event, JobId, Request, Setup, Spawn, Stdio};
+use crate::wire::{Channel, Cover, Ends, Event, JobId, Listener, Request, Setup, Spawn, Stdio};
 
 /// How often the watchdog looks while memory use is far from its limit.
 const WATCH_SLOW: Duration = Duration::from_millis(500);
@@ -245,7 +248,13 @@ fn serve_landlock(setup: &Setup, mut fds: Vec<OwnedFd>, channel: &Channel) -> Re
         }
         _ => false,
     };
-    let (spawner, _) = spawner::start_process(confinement(setup, handed, capable))?;
+    if let Some(path) = setup.gateway.as_ref().and_then(|gateway| gateway.certificates.as_deref()) {
+        write_new(path, &setup.certificates.pem).at_path(Step::Create, path)?;
+    }
+    let (spawner, calls) = spawner::start_process(confinement(setup, handed, capable))?;
+    if let Some(calls) = calls {
+        channel.send(&Event::Listening(vec![Listener::Calls]), &[calls.as_fd()]).at(Step::Gateway)?;
+    }
     if capable {
         keep_only(&[]).at(Step::Capabilities)?;
     }
@@ -288,6 +297,11 @@ fn split_handed(setup: &Setup, fds: &mut Vec<OwnedFd>) -> Result<(Vec<Handed>, V
 fn confinement(setup: &Setup, handed: Vec<Handed>, capable: bool) -> Confinement {
     let filter = setup.filter.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
     Confinement { landlock: setup.landlock.clone(), handed, filter, notify: setup.notify, capable }
+}
+
+fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(bytes)
 }
 
 fn keep_only(wanted: &[Capability]) -> Result<(), Errno> {

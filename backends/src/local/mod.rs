@@ -98,7 +98,7 @@ impl Sandbox {
             handed: handed.iter().map(|handed| handed.opened).collect(),
             held: held.len() as u32,
             filter: filter.iter().map(|i| (i.code, i.jt, i.jf, i.k)).collect(),
-            notify: plan.seccomp.notify_connect,
+            notify: plan.seccomp.notifies(),
             network: plan.network,
             gateway: plan.gateway.clone(),
             connect: plan.connect.clone(),

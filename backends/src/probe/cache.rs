@@ -104,9 +104,10 @@ pub(super) fn is_momentary(errno: Errno) -> bool {
 
 /// Why something does not work here.
 pub(super) fn failures(host: &Host) -> impl Iterator<Item = Errno> + '_ {
-    let Host { userns, netns, proc_mount, overlay, recursive_attributes, idmap, notify, seccomp, .. } = host;
-    [userns, netns, proc_mount, overlay, recursive_attributes, idmap, notify, seccomp].into_iter().filter_map(|probe| match probe
-    {
+    let Host { userns, netns, proc_mount, overlay, recursive_attributes, idmap, notify, mediation, borrowing, seccomp, .. } =
+        host;
+    let all = [userns, netns, proc_mount, overlay, recursive_attributes, idmap, notify, mediation, borrowing, seccomp];
+    all.into_iter().filter_map(|probe| match probe {
         Probe::Works => None,
         Probe::Fails(error) => Some(error.errno()),
     })

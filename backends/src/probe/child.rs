@@ -18,7 +18,7 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, mkdir};
 
-use super::{Finding, Item};
+use super::{Finding, Item, mediate};
 use crate::host::Probe;
 use crate::local::sys::mount::{Attributes, attach, clone_tree, set_attributes};
 use crate::local::sys::notify::{Listener, pidfd_getfd, pidfd_open};
@@ -87,8 +87,9 @@ pub(super) fn launch(out: &OwnedFd, root: bool) {
             let _ = waitpid(pid, None);
         });
         tell(out, Item::UsernsAlone, alone.at(Step::Namespaces));
-        broker(out);
+        notifications(out);
     }
+    mediate::tell_all(out);
 }
 
 /// Pid 1 of the new namespaces. What it does after the tmpfs is told item by item.
@@ -101,7 +102,7 @@ fn in_namespaces(out: &OwnedFd, uid: u32, gid: u32) -> Outcome {
     tell(out, Item::Recursive, recursive_attributes(&root));
     tell(out, Item::Overlay, overlay(&root));
     tell(out, Item::PerUserns, processes_are_counted_here());
-    broker(out);
+    notifications(out);
     tell(out, Item::Netns, own_network());
     pivot(&root)?;
     tell(out, Item::Userns, Ok(()));
@@ -256,7 +257,7 @@ fn idmapped_mount() -> Outcome {
 }
 
 /// A filter, a listener taken from its owner, an argument read from the caller's memory, and an answer.
-fn broker(out: &OwnedFd) {
+fn notifications(out: &OwnedFd) {
     match start_caller() {
         Ok((caller, report)) => {
             let (seccomp, notify) = serve(caller, &report);
@@ -271,9 +272,9 @@ fn broker(out: &OwnedFd) {
 }
 
 /// What stands at the address that the caller passes to `connect`.
-const ADDRESS: &[u8; 16] = b"hermes-sandbox-?";
+pub(super) const ADDRESS: &[u8; 16] = b"hermes-sandbox-?";
 /// An answer that `connect` never gives by itself.
-const ANSWER: Errno = Errno::EXDEV;
+pub(super) const ANSWER: Errno = Errno::EXDEV;
 
 const fn bpf(code: u32, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: code as u16, jt: 0, jf, k }
@@ -281,7 +282,7 @@ const fn bpf(code: u32, jf: u8, k: u32) -> libc::sock_filter {
 
 const ALLOW_ALL: [libc::sock_filter; 1] = [bpf(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW)];
 
-const LISTEN_FOR_CONNECT: [libc::sock_filter; 4] = [
+pub(super) const LISTEN_FOR_CONNECT: [libc::sock_filter; 4] = [
     bpf(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, std::mem::offset_of!(libc::seccomp_data, nr) as u32),
     bpf(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, libc::SYS_connect as u32),
     bpf(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_USER_NOTIF),
@@ -311,7 +312,7 @@ fn start_caller() -> Result<(Pid, OwnedFd), StepError> {
     Ok((caller, receiver))
 }
 
-fn readable(fd: impl AsFd) -> Result<(), Errno> {
+pub(super) fn readable(fd: impl AsFd) -> Result<(), Errno> {
     match poll(&mut [PollFd::new(fd.as_fd(), PollFlags::POLLIN)], STEP_TIMEOUT)? {
         0 => Err(Errno::ETIMEDOUT),
         _ => Ok(()),
@@ -349,12 +350,18 @@ fn answer(caller: Pid, listener: i32) -> Result<(), Errno> {
     let listener = Listener::new(pidfd_getfd(pidfd_open(caller.as_raw(), false)?.as_fd(), listener)?);
     readable(&listener)?;
     let call = listener.receive()?;
+    check_address(caller, call.args[1])?;
+    listener.answer(call.id, ANSWER as i32);
+    Ok(())
+}
+
+/// Reads the address of the call from the caller's memory.
+pub(super) fn check_address(caller: Pid, pointer: u64) -> Result<(), Errno> {
     let mut seen = [0; ADDRESS.len()];
-    let remote = RemoteIoVec { base: call.args[1] as usize, len: seen.len() };
+    let remote = RemoteIoVec { base: pointer as usize, len: seen.len() };
     process_vm_readv(caller, &mut [std::io::IoSliceMut::new(&mut seen)], &[remote])?;
     if seen != *ADDRESS {
         return Err(Errno::EBADE);
     }
-    listener.answer(call.id, ANSWER as i32);
     Ok(())
 }

@@ -60,7 +60,7 @@ fn landlocks() -> impl Strategy<Value = LandlockPlan> {
 }
 
 fn setups() -> impl Strategy<Value = Setup> {
-    let network = select(vec![NetworkPlan::Private, NetworkPlan::NoSockets, NetworkPlan::Host]);
+    let network = select(vec![NetworkPlan::Private, NetworkPlan::NoSockets, NetworkPlan::Notified, NetworkPlan::Host]);
     let lists = (prop::collection::vec(mounts(), 0..5), prop::collection::vec(any::<u32>(), 0..5), any::<Vec<(bool, bool)>>());
     let files = (prop::option::of(landlocks()), prop::collection::vec(any::<(u16, u8, u8, u32)>(), 0..50));
     let numbers = any::<(Option<u64>, Option<u64>, Option<u64>)>();
@@ -88,7 +88,11 @@ fn setups() -> impl Strategy<Value = Setup> {
                 filter,
                 notify,
                 network,
-                gateway: scratch.map(|bytes| GatewayPlan { ports: vec![bytes as u16], proxy: 3128 }),
+                gateway: scratch.map(|bytes| GatewayPlan {
+                    ports: vec![bytes as u16],
+                    proxy: 3128,
+                    certificates: notify.then(|| "/c".into()),
+                }),
                 connect: processes.map(|number| number as u16).into_iter().collect(),
                 certificates: Certificates { pem: some_bytes, java: Vec::new() },
                 unix_connect,

@@ -1,5 +1,6 @@
 //! The mediated way out of one sandbox: the proxy in a thread of its own, and what it has to tell.
 
+mod calls;
 mod loopback;
 mod told;
 mod trust;
@@ -31,6 +32,7 @@ use crate::error::{Error, Kind};
 use crate::events::Log;
 use crate::output;
 use crate::secrets::sandbox::SandboxSecrets;
+use calls::Calls;
 use told::Told;
 use unknown::{Ask, Audit};
 
@@ -43,6 +45,8 @@ pub(crate) struct WayOut {
     told: Arc<Told>,
     placeholders: Vec<(String, String)>,
     gateway: Option<GatewayPlan>,
+    /// Without namespaces: by whose word a connection is the sandbox's.
+    calls: Option<Calls>,
     roots: Option<PathBuf>,
     /// Sockets on the host that lead to ports inside, until they are served.
     published: Vec<(TcpListener, u16)>,
@@ -97,11 +101,18 @@ impl WayOut {
         let placeholders = secrets.variables();
         config.secrets = Arc::new(secrets);
         config.outer = outer_proxy(caller)?;
+        let calls = match (&plan.gateway, plan.network) {
+            (Some(gateway), NetworkPlan::Notified) => Some(Calls::new(gateway, plan)?),
+            _ => None,
+        };
+        if let Some(calls) = &calls {
+            config.meant = calls.meant();
+        }
         let egress = Egress::new(config, routes(policy)).map_err(|e| Error::new(Kind::Policy, e.to_string()))?;
         let roots = trust::roots(caller);
         let published = publish.iter().map(|port| loopback::publish(*port)).collect::<Result<_, _>>()?;
-        let gateway = plan.gateway.clone();
-        Ok(Some(Self { egress, told, placeholders, gateway, roots, published, thread: None, changes: VecDeque::new() }))
+        let (gateway, changes) = (plan.gateway.clone(), VecDeque::new());
+        Ok(Some(Self { egress, told, placeholders, gateway, calls, roots, published, thread: None, changes }))
     }
 
     /// Variables that programs expect secrets in, and what stands in the place of these inside.
@@ -141,7 +152,7 @@ impl WayOut {
     /// Takes what init says about the network.
     pub(crate) fn hear(&mut self, event: &wire::Event, fds: Vec<OwnedFd>) {
         let input = match event {
-            wire::Event::Listening(kinds) => Input::Listeners(kinds.iter().copied().zip(fds).collect()),
+            wire::Event::Listening(kinds) => Input::Listeners(self.mediated(kinds.iter().copied().zip(fds).collect())),
             wire::Event::Socket => Input::Socket(fds.into_iter().next()),
             wire::Event::ListenFailed(error) => {
                 if let Some(change) = self.changes.pop_front() {
@@ -162,6 +173,20 @@ impl WayOut {
         }
     }
 
+    /// Has the calls among these answered, which leads to listeners instead.
+    fn mediated(&self, mut all: Vec<(Listener, OwnedFd)>) -> Vec<(Listener, OwnedFd)> {
+        let at = all.iter().position(|(kind, _)| *kind == Listener::Calls);
+        if let (Some(at), Some(mediator)) = (at, &self.calls) {
+            let (_, calls) = all.swap_remove(at);
+            match mediator.serve(calls) {
+                Ok(listeners) => all.extend(listeners),
+                // Every call fails then.
+                Err(error) => drop(error.report()),
+            }
+        }
+        all
+    }
+
     /// Other routes from now on, or the old ones and why. Returns ports that init is to listen on first, which then tells
     /// [`hear`](Self::hear).
     pub(crate) fn replace(&mut self, routes: Vec<Route>, reply: Reply) -> Option<Vec<u16>> {
@@ -169,6 +194,11 @@ impl WayOut {
             let _ = reply.send(Err("the sandbox was started without a way out; start another one with a route".to_owned()));
             return None;
         };
+        if let Some(calls) = &self.calls {
+            calls.open(routes.iter().flat_map(|route| route.ports.iter().copied()));
+            let _ = reply.send(self.egress.replace(&routes).map_err(|e| e.to_string()));
+            return None;
+        }
         let known: BTreeSet<u16> = gateway.ports.iter().copied().collect();
         let new: BTreeSet<u16> =
             routes.iter().flat_map(|route| route.ports.iter().copied()).filter(|port| !known.contains(port)).collect();
@@ -243,6 +273,7 @@ async fn serve(
                         Listener::Proxy => listeners.explicit.push(TcpListener::from(fd)),
                         Listener::DnsUdp => listeners.dns_udp.push(UdpSocket::from(fd)),
                         Listener::DnsTcp => listeners.dns_tcp.push(TcpListener::from(fd)),
+                        Listener::Calls => {}
                         Listener::Loopback(port) => {
                             drop(served.spawn(loopback::serve_connect(Arc::clone(&inside), TcpListener::from(fd), port)))
                         }

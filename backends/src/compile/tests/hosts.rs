@@ -20,6 +20,8 @@ pub(super) fn baseline() -> Host {
         recursive_attributes: Probe::Works,
         idmap: fails(Step::Attributes, Errno::EPERM),
         notify: Probe::Works,
+        mediation: Probe::Works,
+        borrowing: Probe::Works,
         seccomp: Probe::Works,
         processes_per_userns: true,
         cgroup: CgroupAccess::V2 {

@@ -189,9 +189,20 @@ fn check(case: &Case, oracle: &Oracle) -> Result<(), String> {
     match case.policy.network {
         Network::Host => require(plan.network == NetworkPlan::Host, "the host's network is given")?,
         _ => {
-            let own = if namespaces { NetworkPlan::Private } else { NetworkPlan::NoSockets };
+            let routes = matches!(&case.policy.network, Network::Routes(routes) if !routes.is_empty());
+            let mediated = routes && case.host.landlock_abi >= 4 && case.host.mediation.works();
+            let own = match (namespaces, mediated) {
+                (true, _) => NetworkPlan::Private,
+                (false, true) => NetworkPlan::Notified,
+                (false, false) => NetworkPlan::NoSockets,
+            };
             require(plan.network == own, "the network is confined")?;
-            require(plan.seccomp.inet_sockets == namespaces, "no sockets without an own network")?;
+            require(plan.seccomp.inet_sockets == (namespaces || mediated), "no sockets without an own network")?;
+            require(plan.seccomp.mediate_tcp == (own == NetworkPlan::Notified), "shared sockets are mediated")?;
+            let denied = plan.landlock.as_ref().is_some_and(|landlock| landlock.deny_tcp);
+            require(own != NetworkPlan::Notified || denied, "Landlock stands behind the mediator")?;
+            let without = routes && plan.gateway.is_none();
+            require(!without || lost(&plan, Guarantee::NetworkMediated), "routes that lead nowhere are lost")?;
         }
     }
 

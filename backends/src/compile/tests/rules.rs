@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hermes_profiles::{Access, Guarantee, HomeMode, Limits, Network, Place, Policy};
+use hermes_profiles::{Access, Guarantee, HomeMode, Limits, Network, Origin, Place, Policy};
 use nix::errno::Errno;
 
 use super::hosts::{baseline, fails, without_userns};
@@ -10,7 +10,7 @@ use super::view::{Shown, check_steps, follow, given, shown};
 use super::world::{World, machine, policy};
 use crate::compile::{Choices, CompileError, Kept, compile};
 use crate::host::{CgroupAccess, Host, Probe, UsernsCause};
-use crate::plan::{Layer, Lost, MountStep, Plan, Tier};
+use crate::plan::{Layer, Lost, MountStep, NetworkPlan, Plan, Tier};
 use crate::step::Step;
 
 fn compiled(policy: &Policy, world: &World, tier: Tier) -> Result<Plan, CompileError> {
@@ -308,6 +308,32 @@ fn without_network_there_is_none() {
         let plan = compiled(&policy, &machine(), Tier::Landlock).unwrap();
         assert!(!plan.seccomp.inet_sockets && plan.landlock.unwrap().deny_tcp);
     }
+}
+
+#[test]
+fn routes_without_namespaces_need_rules_for_tcp_and_notifications() {
+    let policy = Policy { network: routes(), ..policy("") };
+    let plan = |host: Host| {
+        let choices = Choices { tier: Some(Tier::Landlock), scratch: Some("/tmp/s".as_ref()), ..Choices::default() };
+        compile(&policy, &host, &machine().survey(&policy), choices).unwrap()
+    };
+    let works = plan(baseline());
+    assert_eq!(works.network, NetworkPlan::Notified);
+    assert!(works.seccomp.mediate_tcp && works.landlock.as_ref().unwrap().deny_tcp && works.gateway.is_some());
+    assert_eq!(reason(&works.lost, Guarantee::NetworkMediated), "");
+    assert!(reason(&works.lost, Guarantee::LoopbackPrivate).contains("shared"));
+    let broken = super::hosts::fails(crate::step::Step::Broker, Errno::EBUSY);
+    for (host, why) in
+        [(Host { landlock_abi: 3, ..baseline() }, "ABI 4"), (Host { mediation: broken, ..baseline() }, "notifications")]
+    {
+        let plan = plan(host);
+        assert_eq!((plan.network, plan.gateway.is_some()), (NetworkPlan::NoSockets, false));
+        assert!(plan.fatal().any(|lost| lost.guarantee == Guarantee::NetworkMediated && lost.reason.contains(why)));
+    }
+}
+
+fn routes() -> Network {
+    Network::Routes(vec![hermes_profiles::Route::new("a.test", [443], Origin::Flag("--test".into()))])
 }
 
 #[test]

@@ -14,7 +14,9 @@
 
 mod address;
 mod attempt;
+mod caller;
 mod diag;
+pub mod inet;
 mod owner;
 mod parked;
 mod resolve;
@@ -27,7 +29,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use self::attempt::{Progress, Worker};
+use self::attempt::{Attempts, Progress, Worker};
 use self::parked::{MOST, Parked, crowded};
 use super::sys::notify::{Call, Listener, WakeTimer};
 use crate::step::{At, Step, StepError};
@@ -77,16 +79,11 @@ pub struct Refusal {
     pub name: Vec<u8>,
 }
 
-/// The loop and its state. It belongs to the thread that made it.
+/// The broker of the jobs' unix sockets. It belongs to the thread that made it.
 ///
 /// When it ends while jobs live, their connects fail with `ENOSYS`.
 #[derive(Debug)]
-pub struct Broker {
-    listener: Listener,
-    timer: WakeTimer,
-    worker: Worker,
-    parked: Vec<Parked>,
-}
+pub struct Broker(Loop<Worker>);
 
 impl Broker {
     /// Makes ready: the wake-up handler and timer of the calling thread (see [`super::sys::notify::wake_signal`], which
@@ -96,23 +93,43 @@ impl Broker {
     /// # Errors
     /// [`Step::Broker`] with the kernel's answer when one of them is not to be had.
     pub fn new(listener: OwnedFd, config: &BrokerConfig) -> Result<Self, StepError> {
-        Ok(Self {
-            listener: Listener::new(listener),
-            timer: WakeTimer::new().at(Step::Broker)?,
-            worker: Worker::new(config).at(Step::Broker)?,
-            parked: Vec::with_capacity(MOST),
-        })
+        Loop::new(listener, Worker::new(config)).map(Self).at(Step::Broker)
     }
 
     /// Tells refusals to `notes`. They are dropped, never waited for, when the channel is full.
     #[must_use]
     pub fn tell(mut self, notes: SyncSender<Refusal>) -> Self {
-        self.worker.notes = Some(notes);
+        self.0.worker.notes = Some(notes);
         self
     }
 
     /// Serves until no task is left under the filter, or the listener fails.
-    pub fn serve(mut self) {
+    pub fn serve(self) {
+        self.0.serve();
+    }
+}
+
+/// Takes calls, has them decided, and looks after those that wait.
+#[derive(Debug)]
+struct Loop<W> {
+    listener: Listener,
+    timer: WakeTimer,
+    worker: W,
+    parked: Vec<Parked>,
+}
+
+impl<W: Attempts> Loop<W> {
+    fn new(listener: OwnedFd, worker: Result<W, Errno>) -> Result<Self, Errno> {
+        Ok(Self {
+            listener: Listener::new(listener),
+            timer: WakeTimer::new()?,
+            worker: worker?,
+            parked: Vec::with_capacity(MOST),
+        })
+    }
+
+    /// Serves until no task is left under the filter, or the listener fails.
+    fn serve(mut self) {
         loop {
             if !self.parked.is_empty() {
                 let called = self.wait();
@@ -170,7 +187,7 @@ impl Broker {
                 continue;
             }
             tries -= usize::from(!parked.ready);
-            match self.worker.revisit(parked, &self.listener, &self.timer, now) {
+            match parked.revisit(&self.listener, &self.timer, now) {
                 Some(answer) => {
                     self.listener.answer(parked.connect.id, answer);
                     self.parked.swap_remove(index);
@@ -186,6 +203,7 @@ impl Broker {
     fn handle(&mut self, call: &Call) {
         let answer = match self.worker.attempt(call, &self.listener, &self.timer, !self.parked.is_empty()) {
             Ok(Progress::Done) => 0,
+            Ok(Progress::Answered) => return,
             Ok(Progress::Waiting(connect)) if self.parked.len() < MOST => {
                 self.parked.push(Parked::new(connect, Instant::now()));
                 return;

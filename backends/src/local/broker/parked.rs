@@ -9,9 +9,12 @@ use nix::sys::socket::sockopt::SendTimeout;
 use nix::sys::time::TimeValLike;
 
 use super::resolve::Pin;
+use crate::local::sys::notify::{ERESTARTSYS, Listener, WakeTimer, connect};
 
 /// How many connects may wait at a time.
 pub(super) const MOST: usize = 64;
+/// How long a repeated attempt may hold up the others.
+const PATIENCE_AGAIN: Duration = Duration::from_micros(50);
 const SOONEST: Duration = Duration::from_millis(10);
 const LATEST: Duration = Duration::from_millis(100);
 
@@ -70,6 +73,30 @@ impl Parked {
         late.then_some(if self.connect.pollable { Errno::EINPROGRESS } else { Errno::EAGAIN })
     }
 
+    /// The answer when the wait is over.
+    pub(super) fn revisit(&mut self, listener: &Listener, timer: &WakeTimer, now: Instant) -> Option<i32> {
+        if !listener.is_waiting(self.connect.id) {
+            return Some(0);
+        }
+        if (self.ready || !self.connect.pollable)
+            && let Some(result) = bounded(&self.connect, timer, PATIENCE_AGAIN)
+        {
+            return Some(result.map_or_else(|errno| errno as i32, |()| 0));
+        }
+        if let Some(errno) = self.expired(now) {
+            return Some(errno as i32);
+        }
+        let status = std::fs::read(format!("/proc/{}/status", self.connect.tid)).unwrap_or_default();
+        let signals = Signals::parse(&status);
+        let interruption = signals.interruption(self.shared_before);
+        self.shared_before = signals.shared;
+        match interruption {
+            Interruption::None => None,
+            Interruption::Restart => Some(ERESTARTSYS),
+            Interruption::Interrupt => Some(libc::EINTR),
+        }
+    }
+
     /// Sets the next visit: the longer the wait has lasted, the less often.
     pub(super) fn postpone(&mut self, now: Instant) {
         self.stubborn = self.ready;
@@ -86,6 +113,15 @@ impl Parked {
 /// socket, whose connect goes on, as after any interrupted connect.
 pub(super) fn crowded(pollable: bool) -> Errno {
     if pollable { Errno::EINTR } else { Errno::EAGAIN }
+}
+
+/// Connects; `None` when it was interrupted since the peer was not ready. The timer always runs: whether the socket
+/// blocks is for another thread of the job to change.
+pub(super) fn bounded(it: &Connect, timer: &WakeTimer, patience: Duration) -> Option<Result<(), Errno>> {
+    match timer.interrupting(patience, || connect(it.socket.as_fd(), &it.address)) {
+        Err(Errno::EINTR) => None,
+        result => Some(result),
+    }
 }
 
 /// Signals that would end a wait of a thread natively, from its `/proc/TID/status`.

@@ -111,6 +111,18 @@ const PRIO_PROCESS: u32 = libc::PRIO_PROCESS as u32;
 /// `IOPRIO_WHO_PROCESS` of `linux/ioprio.h`.
 const IOPRIO_WHO_PROCESS: u32 = 1;
 
+/// Options by which the packets of a connection to one address go to another one: source routes (`tcp_v4_connect` and
+/// `fl6_update_dst` send to the first hop) and interfaces, where `ip_route_output_key_hash_rcu` takes every address for a neighbour.
+const LEAD_ELSEWHERE: [(libc::c_int, libc::c_int); 5] = [
+    (libc::IPPROTO_IP, libc::IP_OPTIONS),
+    (libc::IPPROTO_IPV6, libc::IPV6_RTHDR),
+    (libc::IPPROTO_IPV6, libc::IPV6_2292PKTOPTIONS),
+    (libc::SOL_SOCKET, libc::SO_BINDTODEVICE),
+    (libc::SOL_SOCKET, SO_BINDTOIFINDEX),
+];
+/// `asm-generic/socket.h`; the two machines have the same.
+const SO_BINDTOIFINDEX: libc::c_int = 62;
+
 /// A test of an argument that the kernel takes as `int`: the upper half of the register is not looked at by the
 /// kernel, so it must not be looked at here (CVE-2019-10063).
 fn word(argument: u8, operator: SeccompCmpOp, value: u32) -> SeccompCondition {
@@ -218,17 +230,26 @@ pub(super) fn rulings(plan: &SeccompPlan, arch: Arch) -> Vec<Ruling> {
         for call in [call!(connect), call!(bind), call!(listen)] {
             rule(call, Vec::new(), Errno(EACCES), reason);
         }
+    } else if plan.mediate_tcp {
+        let reason = "done by the supervisor on the program's behalf: to the proxy, or on the sandbox's own loopback ports";
+        for call in [call!(connect), call!(bind), call!(listen)] {
+            rule(call, Vec::new(), Notify, reason);
+        }
     } else if plan.notify_connect {
         rule(call!(connect), Vec::new(), Notify, "decided by what it connects to");
     }
-    if no_sockets || plan.notify_connect {
+    if no_sockets || plan.notifies() {
         let reason = "connects while sending, past what decides on connections";
         let flag = libc::MSG_FASTOPEN as u32;
         for (call, flags) in [(call!(sendto), 3), (call!(sendmsg), 2), (call!(sendmmsg), 3)] {
             rule(call, vec![case([word(flags, MaskedEq(flag.into()), flag)], Errno(EOPNOTSUPP))], Allow, reason);
         }
-        let option = [word(2, Eq, libc::TCP_FASTOPEN_CONNECT as u32), word(1, Eq, libc::IPPROTO_TCP as u32)];
-        rule(call!(setsockopt), vec![case(option, Errno(ENOPROTOOPT))], Allow, reason);
+        let mut options = vec![(libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT)];
+        options.extend(plan.mediate_tcp.then_some(LEAD_ELSEWHERE).into_iter().flatten());
+        let refused = options
+            .into_iter()
+            .map(|(level, option)| case([word(2, Eq, option as u32), word(1, Eq, level as u32)], Errno(ENOPROTOOPT)));
+        rule(call!(setsockopt), refused.collect(), Allow, reason);
     }
     rulings
 }
@@ -242,7 +263,7 @@ fn datagram<const N: usize>(others: [SeccompCondition; N]) -> Case {
 
 /// The cases of `socket`, and the answer to all the rest.
 fn socket(plan: &SeccompPlan) -> (Vec<Case>, Verdict) {
-    use Verdict::{Allow, Errno};
+    use Verdict::{Allow, Errno, Notify};
     const KIND: u8 = 1;
     const PROTOCOL: u8 = 2;
     let family = |operator, family: libc::c_int| word(0, operator, family as u32);
@@ -261,12 +282,20 @@ fn socket(plan: &SeccompPlan) -> (Vec<Case>, Verdict) {
     }
     cases.push(case([family(Ne, libc::AF_INET), family(Ne, libc::AF_INET6)], Errno(EAFNOSUPPORT)));
     cases.push(case([word(KIND, MaskedEq(TYPE), libc::SOCK_RAW as u32)], Errno(EPERM)));
+    if plan.mediate_tcp {
+        // UDP goes where each packet says, which no register shows.
+        cases.push(case([word(KIND, MaskedEq(TYPE), libc::SOCK_DGRAM as u32)], Errno(EACCES)));
+    }
     // Neither MPTCP, which Landlock's TCP rights do not cover, nor ping, SCTP, UDP-Lite, SMC.
-    let protocols = [0, libc::IPPROTO_TCP, libc::IPPROTO_UDP].map(|protocol| word(PROTOCOL, Ne, protocol as u32));
-    cases.push(case(protocols, Errno(EPROTONOSUPPORT)));
+    let protocols: &[libc::c_int] =
+        if plan.mediate_tcp { &[0, libc::IPPROTO_TCP] } else { &[0, libc::IPPROTO_TCP, libc::IPPROTO_UDP] };
+    let others: Vec<_> = protocols.iter().map(|protocol| word(PROTOCOL, Ne, *protocol as u32)).collect();
+    cases.push(case(others, Errno(EPROTONOSUPPORT)));
     // By list, because protocol 0 of SOCK_SEQPACKET is SCTP, and AF_INET with SOCK_PACKET is AF_PACKET (`net/socket.c`).
-    for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM] {
-        cases.push(case([word(KIND, MaskedEq(TYPE), kind as u32)], Allow));
+    let kinds: &[libc::c_int] = if plan.mediate_tcp { &[libc::SOCK_STREAM] } else { &[libc::SOCK_STREAM, libc::SOCK_DGRAM] };
+    let made = if plan.mediate_tcp && plan.make_sockets { Notify } else { Allow };
+    for &kind in kinds {
+        cases.push(case([word(KIND, MaskedEq(TYPE), kind as u32)], made));
     }
     (cases, Errno(ESOCKTNOSUPPORT))
 }

@@ -64,6 +64,19 @@ impl Listener {
         unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND as _, &raw mut raw) };
     }
 
+    /// Puts a copy of a descriptor into the caller's table, and answers the call with its number there (Linux 5.14).
+    pub(crate) fn give(&self, id: u64, fd: BorrowedFd<'_>, close_on_exec: bool) -> Result<(), Errno> {
+        let raw = libc::seccomp_notif_addfd {
+            id,
+            flags: libc::SECCOMP_ADDFD_FLAG_SEND as u32,
+            srcfd: fd.as_raw_fd() as u32,
+            newfd: 0,
+            newfd_flags: if close_on_exec { libc::O_CLOEXEC as u32 } else { 0 },
+        };
+        // SAFETY: the kernel reads one `seccomp_notif_addfd`, which outlives the call.
+        Errno::result(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ADDFD as _, &raw const raw) }).map(drop)
+    }
+
     /// Whether the caller still waits for the answer.
     pub(crate) fn is_waiting(&self, id: u64) -> bool {
         // SAFETY: the kernel reads one `u64`, which outlives the call.
@@ -123,6 +136,17 @@ fn socket_option<const N: usize>(socket: BorrowedFd<'_>, option: libc::c_int) ->
 /// The address family that the socket was made for.
 pub(crate) fn domain(socket: BorrowedFd<'_>) -> Result<libc::c_int, Errno> {
     socket_option(socket, libc::SO_DOMAIN).map(libc::c_int::from_ne_bytes)
+}
+
+/// The number that the kernel gives to one socket and no other (`SO_COOKIE`).
+pub(crate) fn cookie(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
+    socket_option(socket, libc::SO_COOKIE).map(u64::from_ne_bytes)
+}
+
+/// Is it a stream of TCP, and not of what looks like it (MPTCP, SMC)?
+pub(crate) fn is_tcp(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let number = |option| socket_option(socket, option).map(libc::c_int::from_ne_bytes);
+    Ok((number(libc::SO_TYPE)?, number(libc::SO_PROTOCOL)?) == (libc::SOCK_STREAM, libc::IPPROTO_TCP))
 }
 
 /// A number for the network namespace that the socket was made in (Linux 5.14).

@@ -34,6 +34,7 @@ pub(super) fn instructions(policy: &Policy, plan: &Plan, guarded: bool) -> Strin
     let network = match plan.network {
         NetworkPlan::Private => "none but the sandbox's own loopback",
         NetworkPlan::NoSockets => "none",
+        NetworkPlan::Notified => "TCP to the hosts that routes name, and servers of its own on the loopback",
         NetworkPlan::Host => "the host's",
     };
     let _ = writeln!(text, "Network: {network}.");

@@ -268,6 +268,48 @@ fn connections_go_to_the_broker_and_not_past_it() {
 }
 
 #[test]
+fn mediated_sockets_are_of_tcp_and_go_nowhere_by_themselves() {
+    let plan = SeccompPlan { mediate_tcp: true, unix_sockets: false, ..ORDINARY };
+    for arch in ARCHES {
+        for name in ["connect", "bind", "listen"] {
+            assert_eq!(verdict(&plan, arch, name, &[3, 1, 16]), Notify, "{name}");
+        }
+    }
+    for family in [INET, INET6] {
+        expect(&plan, "socket", &[family, STREAM | FLAGS, 0], None);
+        expect(&plan, "socket", &[family | 1 << 32, STREAM, 6], None);
+        expect(&plan, "socket", &[family, DGRAM | FLAGS, 0], EACCES);
+        expect(&plan, "socket", &[family, DGRAM | 1 << 32, 17], EACCES);
+        expect(&plan, "socket", &[family, RAW, 1], EPERM);
+        expect(&plan, "socket", &[family, SEQPACKET, 0], ESOCKTNOSUPPORT);
+        // MPTCP, SCTP, UDP, DCCP
+        for protocol in [262, 132, 17, 33] {
+            expect(&plan, "socket", &[family, STREAM, protocol], EPROTONOSUPPORT);
+        }
+    }
+    let made = SeccompPlan { make_sockets: true, ..plan.clone() };
+    for arch in ARCHES {
+        assert_eq!(verdict(&made, arch, "socket", &[INET6, STREAM | FLAGS, 0]), Notify);
+    }
+    expect(&made, "socket", &[INET, STREAM, 262], EPROTONOSUPPORT);
+    expect(&made, "socket", &[INET, DGRAM, 0], EACCES);
+    for family in [UNIX, 17, 40, 43] {
+        expect(&plan, "socket", &[family, STREAM, 0], EAFNOSUPPORT);
+    }
+    let fast = libc::MSG_FASTOPEN as u64;
+    for (name, before) in [("sendto", 3), ("sendmsg", 2), ("sendmmsg", 3)] {
+        expect(&plan, name, &[vec![0; before], vec![fast | 0x4000]].concat(), EOPNOTSUPP);
+    }
+    // Fast open, source routes, interfaces; and what servers and clients use every day.
+    for (level, option) in [(6, 30), (0, 4), (41, 57), (41, 6), (1, 25), (1, 62)] {
+        expect(&plan, "setsockopt", &[3, level, option | 1 << 32], ENOPROTOOPT);
+    }
+    for (level, option) in [(6, 1), (0, 1), (41, 26), (1, 2), (1, 9), (1, 15)] {
+        expect(&plan, "setsockopt", &[3, level, option], None);
+    }
+}
+
+#[test]
 fn sockets_handed_in_find_no_new_peer_without_a_network() {
     let plan = SeccompPlan { inet_sockets: false, unix_sockets: false, ..ORDINARY };
     for plan in [plan.clone(), SeccompPlan { notify_connect: true, ..plan }] {

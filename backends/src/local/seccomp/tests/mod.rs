@@ -26,12 +26,14 @@ const ORDINARY: SeccompPlan = SeccompPlan {
     unix_sockets: true,
     unix_datagram: false,
     inet_sockets: true,
+    mediate_tcp: false,
+    make_sockets: false,
     deny_ipc: false,
 };
 
 /// All plans that there are.
 fn plans() -> impl Iterator<Item = SeccompPlan> {
-    (0..1 << 7).map(|bits| {
+    (0..1 << 9).map(|bits| {
         let bit = |n: u8| bits & (1 << n) != 0;
         SeccompPlan {
             strict: bit(0),
@@ -41,6 +43,8 @@ fn plans() -> impl Iterator<Item = SeccompPlan> {
             unix_datagram: bit(4),
             inet_sockets: bit(5),
             deny_ipc: bit(6),
+            mediate_tcp: bit(7),
+            make_sockets: bit(8),
         }
     })
 }
@@ -48,11 +52,21 @@ fn plans() -> impl Iterator<Item = SeccompPlan> {
 /// `ORDINARY`, what differs from it in one thing, and its opposite.
 fn some_plans() -> impl Iterator<Item = SeccompPlan> {
     let bits = |plan: &SeccompPlan| {
-        let SeccompPlan { strict, nested_sandbox, notify_connect, unix_sockets, unix_datagram, inet_sockets, deny_ipc } = *plan;
-        [strict, nested_sandbox, notify_connect, unix_sockets, unix_datagram, inet_sockets, deny_ipc]
+        let SeccompPlan {
+            strict,
+            nested_sandbox,
+            notify_connect,
+            unix_sockets,
+            unix_datagram,
+            inet_sockets,
+            mediate_tcp,
+            make_sockets,
+            deny_ipc,
+        } = *plan;
+        [strict, nested_sandbox, notify_connect, unix_sockets, unix_datagram, inet_sockets, mediate_tcp, make_sockets, deny_ipc]
     };
     let ordinary = bits(&ORDINARY);
-    plans().filter(move |plan| [0, 1, 7].contains(&bits(plan).iter().zip(ordinary).filter(|&(a, b)| *a != b).count()))
+    plans().filter(move |plan| [0, 1, 9].contains(&bits(plan).iter().zip(ordinary).filter(|&(a, b)| *a != b).count()))
 }
 
 fn number(arch: Arch, name: &str) -> u32 {
