@@ -8,6 +8,8 @@ pub const MOST: usize = 32 * 1024;
 /// Letters of the longest method that is waited for.
 const LONGEST_METHOD: usize = 32;
 
+const USUAL_METHODS: [&[u8]; 9] = [b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"CONNECT", b"OPTIONS", b"TRACE", b"PATCH"];
+
 /// What the first bytes say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum First {
@@ -62,15 +64,13 @@ fn http(bytes: &[u8]) -> First {
     if PREFACE.starts_with(bytes) {
         return First::Incomplete;
     }
+    if !can_be_a_method(bytes) {
+        return First::Other;
+    }
     let end = bytes.iter().position(|b| b.is_ascii_control() && !matches!(b, b'\t' | b'\r'));
     let line = &bytes[..end.unwrap_or(bytes.len())];
     if line.windows(5).any(|part| part.eq_ignore_ascii_case(b"HTTP/")) {
         return First::Http { h2: false };
-    }
-    // Methods are in upper case (RFC 9110, 9.1). Nobody who sends something else waits in vain for us to make up our mind.
-    let method = bytes.iter().take_while(|b| b.is_ascii_uppercase() || matches!(b, b'-' | b'_')).count();
-    if method == 0 || method > LONGEST_METHOD || bytes.get(method).is_some_and(|b| !matches!(b, b' ' | b'\t')) {
-        return First::Other;
     }
     if let Some(end) = end {
         // A line that ends without naming HTTP is at most HTTP/0.9, which names no host. With a control character in it,
@@ -80,6 +80,22 @@ fn http(bytes: &[u8]) -> First {
         return if like_a_request { First::Hostile("a control character in a request line") } else { First::Other };
     }
     if bytes.len() >= MOST { First::Hostile("a line without end") } else { First::Incomplete }
+}
+
+/// Can the first word be, or become, the method of a request? Who sends something else does not wait for us to make up our mind.
+fn can_be_a_method(bytes: &[u8]) -> bool {
+    let length = bytes.iter().take_while(|b| b.is_ascii_alphabetic() || matches!(b, b'-' | b'_')).count();
+    let (word, after) = bytes.split_at(length);
+    let ends = after.first().is_some_and(|b| matches!(b, b' ' | b'\t'));
+    if length == 0 || length > LONGEST_METHOD || !(ends || after.is_empty()) {
+        return false;
+    }
+    // Methods are in upper case (RFC 9110, 9.1), but some servers take the usual ones otherwise.
+    let usual = |method: &&[u8]| match ends {
+        true => method.eq_ignore_ascii_case(word),
+        false => method.get(..length).is_some_and(|begin| begin.eq_ignore_ascii_case(word)),
+    };
+    !word.iter().any(u8::is_ascii_lowercase) || USUAL_METHODS.iter().any(usual)
 }
 
 /// A client hello, gathered from as many records as it is spread over (RFC 8446, 5.1).

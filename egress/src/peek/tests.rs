@@ -167,5 +167,8 @@ fn who_sends_no_method_is_not_waited_for() {
     for text in [&b"GE"[..], b"GET ", b"GET /x HTT", b"M-SEARCH * "] {
         assert_eq!(first(text), First::Incomplete, "{text:?}");
     }
+    for text in [&b"he"[..], b"get", b"Post /x"] {
+        assert_eq!(first(text), First::Incomplete, "{text:?}");
+    }
     assert_eq!(first(b"get / http/1.1\r\n"), First::Http { h2: false });
 }
