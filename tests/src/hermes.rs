@@ -25,6 +25,8 @@ pub struct Hermes {
     pub sandbox: Sandbox,
     /// Its program.
     pub program: PathBuf,
+    /// Where its model listens, on the host's loopback.
+    pub port: String,
     log: PathBuf,
     _model: Model,
 }
@@ -70,14 +72,14 @@ impl Hermes {
         );
         let (state, canary) = (sandbox.home.join(".hermes"), sandbox.canary("variable"));
         let sandbox = sandbox.env("HERMES_HOME", state).env("UNRELATED_SERVICE_PASSPHRASE", canary).env("TERM", "dumb");
-        Self { sandbox, program, log, _model: model }
+        Self { sandbox, program, port, log, _model: model }
     }
 
     /// The same with another environment or other flags.
     #[must_use]
     pub fn with(self, change: impl FnOnce(Sandbox) -> Sandbox) -> Self {
-        let Self { sandbox, program, log, _model } = self;
-        Self { sandbox: change(sandbox), program, log, _model }
+        let Self { sandbox, program, port, log, _model } = self;
+        Self { sandbox: change(sandbox), program, port, log, _model }
     }
 
     /// Its command line for one conversation.
