@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use hermes_profiles::environment::{self, Grant, Reason};
-use hermes_profiles::{Access, EnvironmentRules, FileRule, Guarantee, Network, Origin, Policy, UnknownHosts, ospath};
+use hermes_profiles::{Access, EnvironmentRules, FileRule, Guarantee, Network, Origin, Policy, Route, UnknownHosts, ospath};
 use serde::Serialize;
 
 use crate::local::seccomp::{self, Arch};
@@ -167,7 +167,11 @@ pub fn explain_host(policy: &Policy, plan: &Plan, host: &str, port: Option<u16>)
     });
     let route = match &policy.network {
         Network::Routes(routes) => {
-            routes.iter().find(|route| host_matches(&route.host, &host) && port.is_none_or(|port| route.ports.contains(&port)))
+            let covers = |route: &&Route| host_matches(&route.host, &host) && port.is_none_or(|port| route.ports.contains(&port));
+            // As the proxy decides: the narrowest pattern counts, and of equals one that has requests read has them all read.
+            let precision =
+                |route: &&Route| (if route.host == host { usize::MAX } else { route.host.len() }, route.rules.needs_inspection());
+            routes.iter().filter(covers).max_by_key(precision)
         }
         Network::Off | Network::Host => None,
     };

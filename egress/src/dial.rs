@@ -123,20 +123,13 @@ pub struct Place {
 }
 
 impl Place {
-    /// Where a program wants to connect to, by a rule that leads there: an address that it names is meant.
+    /// Where a rule leads: an address that it names is meant, and so is this machine by `localhost`, which no wildcard covers.
     pub fn meant(host: &Host, port: u16, literal: &[IpNetwork]) -> Self {
         let mut place = Self { host: host.clone(), port, literal: literal.to_vec() };
-        if let Host::Address(address) = host {
-            place.name(*address);
-        }
-        place
-    }
-
-    /// Where a rule sends requests: this machine is meant by `localhost`, too.
-    pub fn upstream(host: &Host, port: u16, literal: &[IpNetwork]) -> Self {
-        let mut place = Self::meant(host, port, literal);
-        if host.name() == Some("localhost") {
-            place.name(LOCALHOST);
+        match host {
+            Host::Address(address) => place.name(*address),
+            Host::Name(name) if name == "localhost" => place.name(LOCALHOST),
+            Host::Name(_) => {}
         }
         place
     }

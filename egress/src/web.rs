@@ -371,8 +371,7 @@ impl Outgoing {
         parts.headers.insert(header::HOST, field);
         // HTTP/2 clients may send one cookie per field; HTTP/1.1 knows one field (RFC 9113, 8.2.3).
         join_cookies(&mut parts.headers);
-        let place = if rule.rules.upstream.is_some() { Place::upstream } else { Place::meant };
-        let place = place(&host, port, &rule.rules.addresses);
+        let place = Place::meant(&host, port, &rule.rules.addresses);
         // By default a route is about port 80 as well, and a program may speak HTTP to any port.
         if rule.rules.secret.is_some() && !tls && rule.rules.upstream.is_none() {
             return Err(Reason::unsupported("a secret over plain HTTP, unless the route has an http:// upstream"));

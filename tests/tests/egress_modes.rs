@@ -1,4 +1,4 @@
-//! The other ways to have a way out: a session, hosts that are asked about or only recorded, ports of the loopback, and the tier that has none.
+//! The other ways to have a way out: a session, hosts that are asked about or only recorded, and ports of the loopback.
 #![allow(clippy::unwrap_used)]
 
 use std::process::Stdio;
@@ -120,25 +120,6 @@ if os.environ.get('https_proxy'): tell('by the proxy', exchange(PROXY, get(b'htt
     assert!(out.contains("REACHED connected") && out.contains("REACHED routed"), "{out}");
     assert!(!out.contains("REACHED not routed") && !out.contains("REACHED by the proxy"), "{out}");
     internet.never_saw(&both.canary("path"), &host);
-}
-
-#[test]
-fn the_tier_without_namespaces_starts_with_no_routes() {
-    let Some(internet) = Internet::here() else { return };
-    let sandbox = internet.with(&[Route::to("plain.test", &[80])]).flags(["--tier", "landlock"]);
-    let program = sandbox.probe("tell('plain', exchange(('plain.test', 80), get(b'/@', b'plain.test')))");
-    let result = sandbox.python(&program);
-    result.refused(125);
-    // Who gives that up gets no network instead of an open one.
-    let lossy = sandbox.flags(["--accept-loss", "network-mediated"]);
-    let result = lossy.python(&lossy.probe(
-        "for place in (('93.184.216.36', 80), ('93.184.216.34', 80), ('127.0.0.1', 80)): tell(f'{place}', exchange(place, get(b'/@', b'x'), patience=3))",
-    ));
-    internet.never_saw(&lossy.canary("path"), result.never_says("REACHED"));
-    lossy
-        .plain_python(&lossy.probe("tell('control', exchange(('127.0.0.1', 80), get(b'/', b'x')))"))
-        .ok()
-        .says("REACHED control");
 }
 
 #[test]

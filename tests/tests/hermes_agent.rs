@@ -76,7 +76,7 @@ fn its_model_is_reached_by_a_route_and_the_key_stays_outside() {
     assert!(control.contains(&format!("Bearer {key}")), "{control}");
 
     let agent = Hermes::new(&packages, "backend: local", &turns);
-    let text = agent.sandbox.read(&config_of(&agent));
+    let text = agent.sandbox.read(config_of(&agent));
     let text = text.replace(&format!("http://127.0.0.1:{}", agent.port), "https://model.test");
     agent.sandbox.write(config_of(&agent), text);
     let profile = agent.sandbox.write(

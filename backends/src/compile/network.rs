@@ -122,6 +122,11 @@ pub fn variables(network: NetworkPlan, gateway: &GatewayPlan) -> Vec<(String, St
     };
     PROXY_VARIABLES.iter().for_each(|name| both(name, &proxy));
     both("NO_PROXY", "localhost,127.0.0.1,::1");
+    // Java knows of no variables but this one.
+    let java =
+        ["http", "https"].map(|scheme| format!("-D{scheme}.proxyHost={GATEWAY_ADDRESS} -D{scheme}.proxyPort={}", gateway.proxy));
+    let java = format!("{} -Dhttp.nonProxyHosts=localhost|127.*|[::1]", java.join(" "));
+    all.push(("JAVA_TOOL_OPTIONS".to_owned(), java));
     if network == NetworkPlan::Notified {
         all.extend(WITHOUT_UDP.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
     }

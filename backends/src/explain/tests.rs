@@ -249,6 +249,13 @@ fn hosts() {
     assert!(matches!(verdict, Verdict::Enforced(layers) if layers.contains(&Layer::Proxy)));
     assert!(connect(&policy, &notified, "localhost", Some(80)).1.notes.iter().any(|note| note.contains("own are reached")));
 
+    let mut narrow = Route::new("api.example.test", [443], Origin::Builtin("narrow".into()));
+    narrow.rules.methods = vec!["GET".into()];
+    let wide = Route::new("*.example.test", [443], Origin::Builtin("wide".into()));
+    policy.network = Network::Routes(vec![wide, narrow]);
+    let rule = connect(&policy, &plan(), "api.example.test", Some(443)).1.rule;
+    assert_eq!(rule.map(|rule| rule.origin), Some(Origin::Builtin("narrow".into())));
+
     policy.network = Network::Host;
     let host = Plan { network: NetworkPlan::Host, ..plan() };
     assert_eq!(connect(&policy, &host, "x.test", None).0, Verdict::Allowed);

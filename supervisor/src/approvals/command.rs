@@ -86,11 +86,13 @@ fn list(approvals: &Approvals, json: bool) -> Result<u8, Error> {
 }
 
 fn decide(approvals: &Approvals, ids: &[u64], allow: bool, always: bool) -> Result<u8, Error> {
+    let pending = approvals.pending().map_err(|e| cannot("read the questions", &e))?;
+    if let Some(unknown) = ids.iter().find(|id| !pending.iter().any(|(known, _)| known == *id)) {
+        return Err(nobody_waits(*unknown));
+    }
     for &id in ids {
         let question = approvals.decide(id, allow).map_err(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => {
-                Error::usage(format!("no question {id} waits for an answer")).hint("`approvals list` names those that do")
-            }
+            std::io::ErrorKind::NotFound => nobody_waits(id),
             _ => cannot(&format!("answer question {id}"), &e),
         })?;
         if always {
@@ -100,6 +102,10 @@ fn decide(approvals: &Approvals, ids: &[u64], allow: bool, always: bool) -> Resu
         }
     }
     Ok(0)
+}
+
+fn nobody_waits(id: u64) -> Error {
+    Error::usage(format!("no question {id} waits for an answer")).hint("`approvals list` names those that do")
 }
 
 fn rules(approvals: &Approvals, json: bool) -> Result<u8, Error> {
@@ -138,16 +144,12 @@ fn rules(approvals: &Approvals, json: bool) -> Result<u8, Error> {
 }
 
 fn forget(approvals: &Approvals, numbers: &[usize]) -> Result<u8, Error> {
-    let known = approvals.rules().map_err(|e| cannot("read the decisions", &e))?.len();
-    if let Some(unknown) = numbers.iter().find(|number| **number == 0 || **number > known) {
+    let rules = approvals.rules().map_err(|e| cannot("read the decisions", &e))?;
+    if let Some(unknown) = numbers.iter().find(|number| **number == 0 || **number > rules.len()) {
         return Err(Error::usage(format!("there is no decision {unknown}")).hint("`approvals rules` names them"));
     }
-    let change = |rules: &mut Vec<Rule>| {
-        let mut number = 0;
-        rules.retain(|_| {
-            number += 1;
-            !numbers.contains(&number)
-        });
-    };
+    // What was looked at, not what stands at its place by then.
+    let meant: Vec<Rule> = numbers.iter().map(|number| rules[number - 1].clone()).collect();
+    let change = |rules: &mut Vec<Rule>| rules.retain(|rule| !meant.contains(rule));
     approvals.change_rules(change).map_err(|e| cannot("forget decisions", &e)).map(|()| 0)
 }

@@ -92,7 +92,7 @@ impl Approvals {
             let dir = self.dir.join(id.to_string());
             // One without a question is about to get it.
             let Some(question) = store::read_if_known::<Question>(&dir.join("question"))? else { continue };
-            if start_time(question.asker.0) != Some(question.asker.1) {
+            if start_time(question.asker.0) != Some(question.asker.1) || question.until < crate::clock::milliseconds() {
                 self.withdraw(id);
             } else if !dir.join("answer").exists() {
                 pending.push((id, question));
@@ -151,7 +151,7 @@ mod tests {
     fn question(host: &str) -> Question {
         let own = std::process::id() as i32;
         let scope = Scope { profile: "p".into(), workspace: "/w".into() };
-        Question { time: 1, until: 2, asker: (own, start_time(own).unwrap()), scope, host: host.into(), port: 443 }
+        Question { time: 1, until: u64::MAX, asker: (own, start_time(own).unwrap()), scope, host: host.into(), port: 443 }
     }
 
     #[test]

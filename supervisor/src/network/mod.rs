@@ -339,6 +339,6 @@ fn raise_descriptors() {
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && soft < hard
     {
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard.min(1 << 16), hard);
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, soft.max(hard.min(1 << 16)), hard);
     }
 }

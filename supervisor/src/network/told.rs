@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hermes_egress::event::{Event, Events};
+use hermes_egress::host::Host;
 use serde::Serialize;
 
 use crate::events::Log;
@@ -64,12 +65,14 @@ impl Events for Told {
 impl Refused {
     fn count(&mut self, event: &Event) {
         let (place, allow) = match event {
-            Event::NameRefused { name, .. } => {
+            // One look-up asks for several kinds of records.
+            Event::NameRefused { name, kind } if kind == "A" => {
                 let name = name.trim_end_matches('.').to_owned();
-                let allow = format!("--allow-host {name}");
-                (name, Some(allow))
+                let allow = Host::parse(&name).is_ok().then(|| format!("--allow-host {name}"));
+                (name, allow)
             }
-            Event::Refused(refusal) => {
+            // A server that cannot be reached was not refused.
+            Event::Refused(refusal) if !refusal.reason.is_failure() => {
                 let host = refusal.host.as_ref().map_or_else(|| "an unknown host".to_owned(), ToString::to_string);
                 let what = match (&refusal.method, &refusal.path) {
                     (Some(method), Some(path)) => format!("{method} {host}:{}{path}", refusal.port),
@@ -106,7 +109,9 @@ impl Refused {
         if others > 0 {
             words.push(format!("{others} more"));
         }
-        let allow: Vec<&str> = all.iter().take(NAMED).filter_map(|(_, (_, allow))| allow.as_deref()).collect();
+        // A line of a profile is no flag that could stand beside others; the refusal itself tells it.
+        let flags = all.iter().take(NAMED).filter_map(|(_, (_, allow))| allow.as_deref());
+        let allow: Vec<&str> = flags.filter(|allow| allow.starts_with("--")).collect();
         let remedy = if allow.is_empty() { String::new() } else { format!("; to allow: {}", output::clean(&allow.join(" "))) };
         Some(format!("no way out to {}{remedy}", words.join(", ")))
     }

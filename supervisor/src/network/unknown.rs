@@ -34,7 +34,7 @@ impl Unknown for Audit {
         // A route that names an address means it, whatever it is; nobody has meant this one.
         let public = match host {
             Host::Address(address) => class(*address).is_none() && !is_own(*address),
-            Host::Name(_) => true,
+            Host::Name(name) => name != "localhost",
         };
         Box::pin(async move { public.then(|| route(host, port, "--net audit")) })
     }
@@ -56,12 +56,12 @@ impl Ask {
         Self { approvals, scope, told, answers: Mutex::default() }
     }
 
-    /// Asks, and waits for the answer; no answer is a refusal.
-    async fn ask(&self, host: &str, port: u16) -> bool {
+    /// Asks, and waits for the answer.
+    async fn ask(&self, host: &str, port: u16) -> Option<bool> {
         if let Ok(rules) = self.approvals.rules()
             && let Some(allow) = ruled(&rules, &self.scope, host, port)
         {
-            return allow;
+            return Some(allow);
         }
         let (own, now) = (std::process::id() as i32, clock::milliseconds());
         let question = Question {
@@ -76,9 +76,10 @@ impl Ask {
             Ok(id) => id,
             Err(e) => {
                 output::complain(&format!("cannot ask whether {} may be reached: {e}", output::clean(host)));
-                return false;
+                return None;
             }
         };
+        let _withdrawn = Withdrawn(&self.approvals, id);
         self.told.note(&Event::ApprovalAsked { id, host, port });
         output::complain(&format!(
             "{}:{port} is to be reached; `hermes-sandbox approvals allow {id}` or `deny {id}` within {} s",
@@ -92,14 +93,22 @@ impl Ask {
                 answer => break answer.ok().flatten(),
             }
         };
-        self.approvals.withdraw(id);
         let decision = match answer {
             Some(true) => "allow",
             Some(false) => "deny",
             None => "no answer",
         };
         self.told.note(&Event::ApprovalDecided { id, host, port, decision });
-        answer == Some(true)
+        answer
+    }
+}
+
+/// Withdraws a question when nobody waits for its answer any more.
+struct Withdrawn<'a>(&'a Approvals, u64);
+
+impl Drop for Withdrawn<'_> {
+    fn drop(&mut self) {
+        self.0.withdraw(self.1);
     }
 }
 
@@ -116,8 +125,9 @@ impl Unknown for Ask {
                     None => return None,
                 }
             };
-            let allowed = *cell.get_or_init(|| self.ask(&text, port)).await;
-            allowed.then(|| route(host, port, "approved"))
+            // No answer is kept: the next connection asks again.
+            let answer = cell.get_or_try_init(|| async { self.ask(&text, port).await.ok_or(()) }).await;
+            matches!(answer, Ok(true)).then(|| route(host, port, "approved"))
         })
     }
 }

@@ -32,6 +32,7 @@ pub(super) fn instructions(policy: &Policy, plan: &Plan, guarded: bool) -> Strin
     };
     text.push_str(home);
     let network = match plan.network {
+        NetworkPlan::Private if plan.gateway.is_some() => "the hosts that the policy names, and the sandbox's own loopback",
         NetworkPlan::Private => "none but the sandbox's own loopback",
         NetworkPlan::NoSockets => "none",
         NetworkPlan::Notified => "TCP to the hosts that routes name, and servers of its own on the loopback",
