@@ -30,6 +30,9 @@ use crate::web::{self, Entry, Protocol};
 /// How long a TLS handshake may take, on either side.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(15);
 
+/// Routes that are decided on the way; what comes after them is refused.
+const MOST_GRANTED: usize = 1024;
+
 /// How long to wait when there is no descriptor for the next connection.
 const EXHAUSTED: Duration = Duration::from_millis(50);
 
@@ -166,13 +169,15 @@ struct Routes {
     named: Vec<Route>,
     /// Those that were decided on the way.
     granted: Vec<Route>,
+    /// Are other hosts decided on?
+    open: bool,
 }
 
 impl Routes {
-    fn rules(&self, before: Option<&Ruleset>, any_name: bool) -> Result<Ruleset, Invalid> {
+    fn rules(&self, before: Option<&Ruleset>) -> Result<Ruleset, Invalid> {
         let all: Vec<Route> = self.named.iter().chain(&self.granted).cloned().collect();
         let rules = Ruleset::new(&all, before)?;
-        Ok(if any_name { rules.with_any_name() } else { rules })
+        Ok(if self.open { rules.with_any_name() } else { rules })
     }
 }
 
@@ -195,8 +200,8 @@ impl Egress {
     /// # Errors
     /// A route that cannot be a rule.
     pub fn new(mut config: Config, routes: &[Route]) -> Result<Arc<Self>, Invalid> {
-        let routes = Routes { named: routes.to_vec(), granted: Vec::new() };
-        let rules = routes.rules(None, config.unknown.is_some())?;
+        let routes = Routes { named: routes.to_vec(), granted: Vec::new(), open: config.unknown.is_some() };
+        let rules = routes.rules(None)?;
         let clients = config.clients.take().map_or_else(OnceLock::new, |clients| OnceLock::from(Ok(clients)));
         Ok(Arc::new(Self {
             rules: watch::Sender::new(Arc::new(rules)),
@@ -219,7 +224,19 @@ impl Egress {
     /// A route that cannot be a rule; then the old ones keep holding.
     pub fn replace(&self, routes: &[Route]) -> Result<u64, Invalid> {
         let mut own = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = Routes { named: routes.to_vec(), granted: own.granted.clone() };
+        let new = Routes { named: routes.to_vec(), granted: own.granted.clone(), open: own.open };
+        let generation = self.swap(&new)?;
+        *own = new;
+        Ok(generation)
+    }
+
+    /// The same, and hosts that no route is about are refused from now on, also those that were decided on before.
+    ///
+    /// # Errors
+    /// A route that cannot be a rule; then all stays as it was.
+    pub fn close(&self, routes: &[Route]) -> Result<u64, Invalid> {
+        let mut own = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = Routes { named: routes.to_vec(), granted: Vec::new(), open: false };
         let generation = self.swap(&new)?;
         *own = new;
         Ok(generation)
@@ -239,8 +256,12 @@ impl Egress {
     /// Adds a route that was decided on the way.
     fn grant(&self, route: Route) -> Result<u64, Invalid> {
         let mut own = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        if !own.open || own.granted.len() >= MOST_GRANTED {
+            self.emit(Event::LimitReached { limit: "hosts" });
+            return Ok(0);
+        }
         let granted = own.granted.iter().cloned().chain([route]).collect();
-        let new = Routes { named: own.named.clone(), granted };
+        let new = Routes { named: own.named.clone(), granted, open: own.open };
         let generation = self.swap(&new)?;
         *own = new;
         Ok(generation)
@@ -249,6 +270,9 @@ impl Egress {
     /// Has a host decided that no route is about, where somebody decides. Whoever asks the rules afterwards finds the answer.
     pub(crate) async fn consider(&self, host: &Host, port: u16) {
         let Some(unknown) = &self.config.unknown else { return };
+        if !self.routes.lock().unwrap_or_else(PoisonError::into_inner).open {
+            return;
+        }
         let refused = self.rules().admit(host, port).err();
         let undecided = matches!(refused, Some(Reason::NoRoute | Reason::Port { .. } | Reason::UnknownAddress));
         if undecided
@@ -262,7 +286,7 @@ impl Egress {
 
     fn swap(&self, routes: &Routes) -> Result<u64, Invalid> {
         let mut result = Ok(0);
-        self.rules.send_if_modified(|current| match routes.rules(Some(current), self.config.unknown.is_some()) {
+        self.rules.send_if_modified(|current| match routes.rules(Some(current)) {
             Ok(rules) => {
                 result = Ok(rules.generation());
                 *current = Arc::new(rules);

@@ -47,7 +47,7 @@ const HEAD: usize = 64 * 1024;
 /// Fields of a request head.
 const FIELDS: usize = 128;
 /// Requests side by side on one HTTP/2 connection.
-const STREAMS: u32 = 100;
+const STREAMS: u32 = 32;
 
 /// Which protocol a connection speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,7 +104,7 @@ pub(crate) async fn serve<S>(
             }
             Protocol::Http2 => {
                 let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-                builder.timer(TokioTimer::new()).max_header_list_size(HEAD as u32).max_concurrent_streams(STREAMS);
+                builder.timer(TokioTimer::new()).max_header_list_size(HEAD as u32 / 2).max_concurrent_streams(STREAMS);
                 builder.serve_connection(TokioIo::new(stream), service).await
             }
         }
@@ -213,7 +213,7 @@ impl Session {
             Decision::Allow(rule) => rule,
             Decision::Refuse(reason) => return Err(reason),
         };
-        target::method(&parts, !rule.rules.methods.is_empty(), rule.rules.secret.is_some())?;
+        target::method(&parts, !rule.rules.methods.is_empty(), rule.rules.secret.is_some(), !rule.rules.paths.is_empty())?;
         if !rule.take(egress.uptime()) {
             return Err(Reason::Rate);
         }

@@ -258,11 +258,13 @@ impl Narrowing<'_> {
                 }
                 // Of two routes for a host the narrower pattern decides. Left out, it would leave its hosts to a wider
                 // one that says less.
+                // So would a policy under which hosts that no route names are reached.
                 let shadowed = |route: &&Route| {
                     let within = |wide: &Route| {
                         wide.host.strip_prefix('*').is_some_and(|suffix| route.host.ends_with(suffix)) && wide.host != route.host
                     };
-                    !kept.iter().any(|kept| kept.host == route.host) && kept.iter().any(within)
+                    let open = unknown != UnknownHosts::Refuse;
+                    !kept.iter().any(|kept| kept.host == route.host) && (open || kept.iter().any(within))
                 };
                 let more: Vec<Route> = known.iter().filter(shadowed).cloned().collect();
                 kept.extend(more);

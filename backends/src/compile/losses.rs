@@ -264,11 +264,12 @@ fn network(losses: &mut Losses<'_>, host: &Host, plan: &Plan) {
     {
         losses.lose(Guarantee::NetworkMediated, reason, remedy);
     }
-    let private = plan.network == NetworkPlan::Private;
-    if let Some(gateway) = plan.gateway.as_ref().filter(|gateway| private && gateway.ports.len() > MOST_PORTS) {
+    // Each port of the loopback has a listener for either family.
+    let routed = plan.gateway.as_ref().map_or(0, |gateway| gateway.ports.len());
+    if plan.network == NetworkPlan::Private && routed + 2 * plan.connect.len() > MOST_PORTS {
         losses.lose(
             Guarantee::NetworkMediated,
-            format!("routes lead to {} ports, and there are at most {MOST_PORTS}", gateway.ports.len()),
+            format!("{routed} ports of routes and {} of the loopback are too many: at most {MOST_PORTS}, where one of the loopback counts twice", plan.connect.len()),
             "name fewer ports",
         );
     }

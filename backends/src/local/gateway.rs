@@ -39,8 +39,6 @@ const SANDBOX_ADDRESS_6: Ipv6Addr = Ipv6Addr::new(0xfd42, 0x198, 0x18, 0, 0, 0, 
 const GATEWAY_ADDRESS_6: Ipv6Addr = Ipv6Addr::new(0xfd42, 0x198, 0x18, 0, 0, 0, 0, 1);
 /// Queries for names, which no route takes away.
 const DNS: u16 = 53;
-/// Connections that wait to be accepted.
-const BACKLOG: i32 = 1024;
 /// Bytes of an answer of rtnetlink: a header, an error number and the header of the question.
 const LONGEST_ANSWER: usize = 4096;
 
@@ -164,7 +162,8 @@ fn listener(kind: SockType, address: SocketAddr) -> Result<OwnedFd, Errno> {
     }
     bind(fd.as_raw_fd(), &SockaddrStorage::from(address))?;
     if kind == SockType::Stream {
-        listen(&fd, Backlog::new(BACKLOG)?)?;
+        // As many connections as the kernel lets wait: what the C library calls the most may be less than that.
+        listen(&fd, Backlog::MAXALLOWABLE)?;
     }
     Ok(fd)
 }

@@ -82,6 +82,8 @@ struct Init {
 enum Task {
     /// Cover names; the answer goes to the supervisor.
     Cover(Vec<Cover>),
+    /// Listen on more ports; the answer goes to the supervisor.
+    Listen(Vec<u16>),
     /// Take over: the first job runs.
     HandOver { listener: Option<OwnedFd>, jobs: Jobs },
 }
@@ -117,6 +119,7 @@ fn serve_namespaces(setup: Setup, mut fds: Vec<OwnedFd>, channel: &Arc<Channel>)
                             cover_names(&channel, &covers);
                             covered.send(()).map_err(|_| StepError::new(Step::Thread, Errno::ESRCH))?;
                         }
+                        Task::Listen(ports) => listen(&channel, gateway.as_ref(), ports),
                     }
                 };
                 // The first job runs already; its connects wait until the broker serves them.
@@ -135,14 +138,15 @@ fn serve_namespaces(setup: Setup, mut fds: Vec<OwnedFd>, channel: &Arc<Channel>)
     drop(confinement);
     let gone = || StepError::new(Step::Thread, Errno::ESRCH);
     let cover = |covers| tasks.send(Task::Cover(covers)).is_ok() && done.recv().is_ok();
-    let Some(jobs) = first_job(channel, jobs, cover) else { return Ok(125) };
+    let more = |ports| drop(tasks.send(Task::Listen(ports)));
+    let Some(jobs) = first_job(channel, jobs, cover, more) else { return Ok(125) };
     tasks.send(Task::HandOver { listener, jobs }).map_err(|_| gone())?;
     desk.serve();
     Ok(125)
 }
 
 /// Starts the first job that the supervisor asks for, by the calling thread. `None` when the sandbox ends instead.
-fn first_job(channel: &Channel, mut jobs: Jobs, cover: impl Fn(Vec<Cover>) -> bool) -> Option<Jobs> {
+fn first_job(channel: &Channel, mut jobs: Jobs, cover: impl Fn(Vec<Cover>) -> bool, listen: impl Fn(Vec<u16>)) -> Option<Jobs> {
     let mut terminal = None;
     loop {
         match channel.receive::<Request>() {
@@ -159,6 +163,7 @@ fn first_job(channel: &Channel, mut jobs: Jobs, cover: impl Fn(Vec<Cover>) -> bo
                 }
             }
             Ok(Some((Request::Socket, _))) => give_socket(channel),
+            Ok(Some((Request::Listen(ports), _))) => listen(ports),
             Ok(Some((Request::Ready, _))) => drop(channel.send(&Event::Ready, &[])),
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => return None,

@@ -267,7 +267,11 @@ impl Passing<'_> {
         meter.note_received(opened.received);
         let begun = Begun { to_outside: before, to_inside: &opened.dialed.early };
         let outside = &opened.dialed.stream;
-        let still = |rules: &crate::policy::Ruleset| matches!(rules.admit(&self.host, self.port), Ok(Admission::PassThrough(_)));
+        let addresses = rule.rules.addresses.clone();
+        let still = move |rules: &crate::policy::Ruleset| match rules.admit(&self.host, self.port) {
+            Ok(Admission::PassThrough(rule)) => rule.rules.addresses == addresses,
+            _ => false,
+        };
         let why = tokio::select! {
             end = relay::sockets(stream, outside, begun, meter, &egress.pipes, egress.config().limits.idle) => match end {
                 End::Done => None,

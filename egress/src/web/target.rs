@@ -108,7 +108,7 @@ pub(crate) fn tunnel_of(parts: &Parts) -> Result<(Host, u16), Reason> {
 }
 
 /// Refuses methods that no rule can be meant to allow.
-pub(crate) fn method(parts: &Parts, named: bool, secret: bool) -> Result<(), Reason> {
+pub(crate) fn method(parts: &Parts, named: bool, secret: bool, paths: bool) -> Result<(), Reason> {
     // A server that traces sends back what it got, the secret included (RFC 9110, 9.3.8; CVE-2003-1567).
     if secret && matches!(parts.method.as_str(), "TRACE" | "TRACK" | "DEBUG") {
         return Err(Reason::unsupported("this method, on a route with a secret"));
@@ -117,6 +117,11 @@ pub(crate) fn method(parts: &Parts, named: bool, secret: bool) -> Result<(), Rea
     const OVERRIDES: [&str; 3] = ["x-http-method-override", "x-http-method", "x-method-override"];
     if named && OVERRIDES.iter().any(|name| parts.headers.contains_key(*name)) {
         return Err(Reason::unsupported("a header that overrides the method, on a route that names methods"));
+    }
+    // And these for its path.
+    const PATHS: [&str; 3] = ["x-original-url", "x-rewrite-url", "x-original-uri"];
+    if paths && PATHS.iter().any(|name| parts.headers.contains_key(*name)) {
+        return Err(Reason::unsupported("a header that overrides the path, on a route that names paths"));
     }
     Ok(())
 }

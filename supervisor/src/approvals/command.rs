@@ -95,6 +95,8 @@ fn decide(approvals: &Approvals, ids: &[u64], allow: bool, always: bool) -> Resu
             std::io::ErrorKind::NotFound => nobody_waits(id),
             _ => cannot(&format!("answer question {id}"), &e),
         })?;
+        let word = if allow { "allowed" } else { "denied" };
+        output::print(&format!("{word} {}\n", clean(&format!("{}:{}", question.host, question.port))))?;
         if always {
             let super::Question { scope, host, port, .. } = question;
             let rule = Rule { time: clock::milliseconds(), scope, host, port, allow };

@@ -5,6 +5,7 @@
 
 mod command;
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -16,8 +17,8 @@ use crate::state::{private_directory, store};
 
 pub(crate) use command::approvals;
 
-/// Questions that may wait at a time, of all sandboxes.
-const MOST: usize = 64;
+/// Questions that one sandbox may have waiting at a time: people read no more, and others have theirs.
+const MOST: usize = 16;
 
 /// What somebody wants to know. Texts come from inside; escape them before printing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,10 +68,14 @@ impl Approvals {
     /// Asks; the number of the question.
     pub(crate) fn ask(&self, question: &Question) -> io::Result<u64> {
         private_directory(&self.dir, true)?;
-        if self.pending()?.len() >= MOST {
+        if self.pending()?.iter().filter(|(_, waits)| waits.asker == question.asker).count() >= MOST {
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "too many questions wait already"));
         }
-        let (id, dir) = store::next(&self.dir, 0)?;
+        // A number is never given twice: who read it means one place.
+        let _lock = self.lock()?;
+        let last = self.dir.join("last");
+        let (id, dir) = store::next(&self.dir, store::read_if_known(&last)?.unwrap_or(0))?;
+        store::write_soon(&last, &id)?;
         store::write_soon(&dir.join("question"), question)?;
         Ok(id)
     }
@@ -108,7 +113,11 @@ impl Approvals {
     fn decide(&self, id: u64, allow: bool) -> io::Result<Question> {
         let question = self.pending()?.into_iter().find(|(known, _)| *known == id).map(|(_, question)| question);
         let question = question.ok_or(io::ErrorKind::NotFound)?;
-        store::write(&self.dir.join(id.to_string()).join("answer"), &allow)?;
+        // Of two who answer at once one is first, and the other is told.
+        store::write_new(&self.dir.join(id.to_string()).join("answer"), &allow).map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => io::ErrorKind::NotFound.into(),
+            _ => e,
+        })?;
         Ok(question)
     }
 
@@ -120,11 +129,16 @@ impl Approvals {
         }
     }
 
+    fn lock(&self) -> io::Result<File> {
+        let lock = File::options().create(true).truncate(false).write(true).open(self.dir.join("lock"))?;
+        lock.lock()?;
+        Ok(lock)
+    }
+
     /// Changes the decisions for good.
     fn change_rules(&self, change: impl FnOnce(&mut Vec<Rule>)) -> io::Result<()> {
         private_directory(&self.dir, true)?;
-        let lock = std::fs::File::options().create(true).truncate(false).write(true).open(self.dir.join("lock"))?;
-        lock.lock()?;
+        let _lock = self.lock()?;
         let mut rules = self.rules()?;
         change(&mut rules);
         store::write(&self.dir.join("rules"), &rules)

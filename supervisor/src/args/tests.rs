@@ -67,7 +67,10 @@ fn errors_say_what_and_what_to_do() {
     assert_eq!(unknown.hints, ["did you mean `--workspace`?"]);
     assert_eq!(refusal(&["run"]).message, "no command given");
     assert_eq!(refusal(&["rum"]).hints, ["did you mean `run`?"]);
-    assert_eq!(refusal(&["run", "--net", "on", "true"]).message, "bad value `on` for `--net`: not one of off, routes, ask, audit, host");
+    assert_eq!(
+        refusal(&["run", "--net", "on", "true"]).message,
+        "bad value `on` for `--net`: not one of off, routes, ask, audit, host"
+    );
     assert_eq!(refusal(&["run", "--net"]).message, "`--net` needs a value");
     assert_eq!(refusal(&["run", "--tier", "landlock", "--tier", "landlock", "true"]).message, "`--tier` is given twice");
     assert_eq!(refusal(&["run", "--overlay=yes", "true"]).message, "`--overlay` takes no value, but `yes` was given");

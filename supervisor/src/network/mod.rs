@@ -18,6 +18,7 @@ use hermes_backends::local::Sandbox;
 use hermes_backends::plan::{GatewayPlan, NetworkPlan, Plan};
 use hermes_backends::wire::{self, Certificates, Listener};
 use hermes_egress::dial::OuterProxy;
+use hermes_egress::policy::Invalid;
 use hermes_egress::proxy::Unknown;
 use hermes_egress::{Config, Egress, Listeners};
 use hermes_profiles::{Caller, LoopbackRules, Policy, Route, UnknownHosts};
@@ -67,6 +68,7 @@ enum Input {
 /// Routes that wait for their ports.
 struct Change {
     routes: Vec<Route>,
+    swap: fn(&Egress, &[Route]) -> Result<u64, Invalid>,
     reply: Reply,
 }
 
@@ -169,7 +171,10 @@ impl WayOut {
         }
         if answers && let Some(change) = self.changes.pop_front() {
             self.add_ports(change.routes.iter().flat_map(|route| route.ports.iter().copied()));
-            let _ = change.reply.send(self.egress.replace(&change.routes).map_err(|e| e.to_string()));
+            // Nobody has waited to the end: then nobody relies on it either.
+            if !change.reply.is_closed() {
+                let _ = change.reply.send((change.swap)(&self.egress, &change.routes).map_err(|e| e.to_string()));
+            }
         }
     }
 
@@ -189,28 +194,34 @@ impl WayOut {
 
     /// Other routes from now on, or the old ones and why. Returns ports that init is to listen on first, which then tells
     /// [`hear`](Self::hear).
-    pub(crate) fn replace(&mut self, routes: Vec<Route>, reply: Reply) -> Option<Vec<u16>> {
+    pub(crate) fn replace(&mut self, routes: Vec<Route>, unknown: UnknownHosts, reply: Reply) -> Option<Vec<u16>> {
+        let swap = if unknown == UnknownHosts::Refuse { Egress::close } else { Egress::replace };
+        if !self.changes.is_empty() {
+            let _ = reply.send(Err("another change is under way; try again".to_owned()));
+            return None;
+        }
         let Some(gateway) = &self.gateway else {
             let _ = reply.send(Err("the sandbox was started without a way out; start another one with a route".to_owned()));
             return None;
         };
         if let Some(calls) = &self.calls {
             calls.open(routes.iter().flat_map(|route| route.ports.iter().copied()));
-            let _ = reply.send(self.egress.replace(&routes).map_err(|e| e.to_string()));
+            let _ = reply.send(swap(&self.egress, &routes).map_err(|e| e.to_string()));
             return None;
         }
         let known: BTreeSet<u16> = gateway.ports.iter().copied().collect();
-        let new: BTreeSet<u16> =
-            routes.iter().flat_map(|route| route.ports.iter().copied()).filter(|port| !known.contains(port)).collect();
+        // Where names are resolved nothing else is.
+        let is_new = |port: &u16| !known.contains(port) && *port != 53;
+        let new: BTreeSet<u16> = routes.iter().flat_map(|route| route.ports.iter().copied()).filter(is_new).collect();
         if known.len() + new.len() > MOST_PORTS {
             let _ = reply.send(Err(format!("routes lead to more than {MOST_PORTS} ports")));
             return None;
         }
         if new.is_empty() {
-            let _ = reply.send(self.egress.replace(&routes).map_err(|e| e.to_string()));
+            let _ = reply.send(swap(&self.egress, &routes).map_err(|e| e.to_string()));
             return None;
         }
-        self.changes.push_back(Change { routes, reply });
+        self.changes.push_back(Change { routes, swap, reply });
         Some(new.into_iter().collect())
     }
 

@@ -12,6 +12,8 @@ use crate::output;
 
 /// Places that are remembered for people; the rest is counted.
 const MOST: usize = 64;
+/// Characters of a place that are kept.
+const LONGEST: usize = 200;
 /// Places that are named in the line.
 const NAMED: usize = 3;
 
@@ -82,6 +84,7 @@ impl Refused {
             }
             _ => return,
         };
+        let place: String = place.chars().take(LONGEST).collect();
         let room = self.places.len() < MOST;
         match self.places.get_mut(&place) {
             Some((times, _)) => *times += 1,

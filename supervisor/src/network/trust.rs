@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use base64::Engine as _;
 use hermes_backends::plan::{Content, MountStep, Plan};
 use hermes_backends::wire::Certificates;
 use hermes_profiles::Caller;
@@ -40,12 +41,19 @@ pub(super) fn roots(caller: &Caller) -> Option<PathBuf> {
 pub(super) fn certificates(plan: &Plan, roots: Option<&Path>, own: &str) -> Result<Certificates, Error> {
     let cannot_read =
         |path: &Path, why: &std::io::Error| Error::setup(format!("cannot read certificates in {}: {why}", output::path(path)));
-    let mut pem = match roots {
+    let read = match roots {
         Some(path) => std::fs::read(path).map_err(|e| cannot_read(path, &e))?,
         None => Vec::new(),
     };
-    if !pem.is_empty() && !pem.ends_with(b"\n") {
-        pem.push(b'\n');
+    // Certificates and nothing else: such a file may hold a private key as well.
+    let mut pem = Vec::with_capacity(read.len() + own.len());
+    for certificate in CertificateDer::pem_slice_iter(&read).flatten() {
+        pem.extend_from_slice(b"-----BEGIN CERTIFICATE-----\n");
+        for line in base64::engine::general_purpose::STANDARD.encode(&certificate).as_bytes().chunks(64) {
+            pem.extend_from_slice(line);
+            pem.push(b'\n');
+        }
+        pem.extend_from_slice(b"-----END CERTIFICATE-----\n");
     }
     pem.extend_from_slice(own.as_bytes());
     let asks = |step: &MountStep| matches!(step, MountStep::File { content: Content::JavaCertificates, .. });
@@ -91,7 +99,6 @@ mod tests {
     #[test]
     fn a_store_for_java_holds_every_certificate() {
         let pem = |bytes: &[u8]| {
-            use base64::Engine;
             let text = base64::engine::general_purpose::STANDARD.encode(bytes);
             format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
         };

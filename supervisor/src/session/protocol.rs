@@ -333,6 +333,12 @@ pub(crate) struct Routes {
     #[serde(default)]
     pub(crate) generation: u64,
     pub(crate) routes: Vec<serde_json::Value>,
+    /// Of `set-routes`: what becomes of other hosts (`refuse`, which is the default, `ask` or `audit`).
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) unknown_hosts: String,
+    /// Of `set-routes`: the profile that the routes are of. Only the sandbox's own may name secrets.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) profile: String,
 }
 
 /// How often the routes were replaced.

@@ -3,7 +3,8 @@
 use std::rc::Rc;
 
 use hermes_backends::wire::Request;
-use hermes_profiles::{Network, Origin, Policy, Route, RouteRules};
+use hermes_profiles::project::PROJECT_FILE;
+use hermes_profiles::{Network, Origin, Policy, Route, RouteRules, UnknownHosts};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
@@ -36,24 +37,42 @@ impl Live {
             serde_json::to_value(Spoken { host, ports, rules, origin: origin.to_string() })
         });
         let routes = spoken.collect::<Result<_, _>>();
-        Ok(Routes { generation, routes: routes.map_err(|e| Failure::new(Code::Ended, format!("cannot express a route: {e}")))? })
+        let routes = routes.map_err(|e| Failure::new(Code::Ended, format!("cannot express a route: {e}")))?;
+        Ok(Routes { generation, routes, ..Routes::default() })
     }
 
     /// Has other routes hold, in one step, or keeps the old ones.
-    pub(crate) async fn set_spoken_routes(&self, routes: Vec<Value>) -> Result<Generation, Failure> {
+    pub(crate) async fn set_spoken_routes(&self, asked: Routes) -> Result<Generation, Failure> {
         let understood = |value: Value| -> Result<Route, Failure> {
             let spoken = serde_json::from_value::<Spoken>(value);
             let Spoken { host, ports, rules, origin } =
                 spoken.map_err(|e| Failure::new(Code::Parameters, format!("not a route: {e}")))?;
             Ok(Route { host, ports, rules, origin: Origin::Derived(origin.into()) })
         };
-        self.set_routes(routes.into_iter().map(understood).collect::<Result<_, _>>()?).await
+        let refused = |why: String| Failure::new(Code::Parameters, why);
+        let unknown = match asked.unknown_hosts.as_str() {
+            "" | "refuse" => UnknownHosts::Refuse,
+            "ask" => UnknownHosts::Ask,
+            "audit" => UnknownHosts::Audit,
+            other => return Err(refused(format!("`{}` is no way to treat unknown hosts", clean(other)))),
+        };
+        let routes: Vec<Route> = asked.routes.into_iter().map(understood).collect::<Result<_, _>>()?;
+        let own = self.prepared.borrow().policy.profile.clone();
+        if asked.profile != own && routes.iter().any(|route| route.rules.secret.is_some()) {
+            return Err(refused(format!("routes with secrets must be of the sandbox's own profile, {}", clean(&own))));
+        }
+        self.set_routes(routes, unknown).await
     }
 
-    async fn set_routes(&self, routes: Vec<Route>) -> Result<Generation, Failure> {
+    async fn set_routes(&self, routes: Vec<Route>, unknown: UnknownHosts) -> Result<Generation, Failure> {
+        let own = self.prepared.borrow().policy.unknown_hosts;
+        if unknown != own && unknown != UnknownHosts::Refuse {
+            let why = "how unknown hosts are treated is decided at the start; it can only be changed to refusing them";
+            return Err(Failure::new(Code::Parameters, why));
+        }
         let (reply, answer) = oneshot::channel();
         let none = || Failure::new(Code::Parameters, "the sandbox was started without a way out; start another one with a route");
-        let ports = self.way_out.borrow_mut().as_mut().map(|way_out| way_out.replace(routes, reply)).ok_or_else(none)?;
+        let ports = self.way_out.borrow_mut().as_mut().map(|way_out| way_out.replace(routes, unknown, reply)).ok_or_else(none)?;
         if let Some(ports) = ports {
             self.ask(&Request::Listen(ports), &[])?;
         }
@@ -64,10 +83,22 @@ impl Live {
     /// Reads the policy again at every SIGHUP. One that cannot be used is told, and the old one holds.
     pub(crate) async fn reload_at_hangup(self: Rc<Self>, args: &PolicyArgs) -> std::io::Result<()> {
         let mut hangup = signal(SignalKind::hangup())?;
+        // A job may have changed or removed it meanwhile, and it takes away.
+        let path = self.prepared.borrow().policy.workspace.join(PROJECT_FILE);
+        let at_start = std::fs::read(&path).ok();
         while hangup.recv().await.is_some() {
             let policy = prepare::policy(args).map(|(_, resolved)| resolved.policy);
             let outcome = match policy {
-                Ok(policy) => self.set_routes(routes_of(policy)).await.map_err(|failure| failure.message),
+                Ok(_) if std::fs::read(&path).ok() != at_start => {
+                    Err(format!("{} has changed since the start; start another session", output::path(&path)))
+                }
+                Ok(policy) if matches!(policy.network, Network::Host) => {
+                    Err("the policy wants the host's network now".to_owned())
+                }
+                Ok(policy) => {
+                    let unknown = policy.unknown_hosts;
+                    self.set_routes(routes_of(policy), unknown).await.map_err(|failure| failure.message)
+                }
                 Err(error) => Err(error.to_string()),
             };
             match outcome {
@@ -111,11 +142,18 @@ pub(super) fn show(client: &mut Client, json: bool) -> Result<u8, Error> {
 /// Has the routes hold that a policy has.
 pub(super) fn set(client: &mut Client, args: &PolicyArgs) -> Result<u8, Error> {
     let (_, resolved) = prepare::policy(args)?;
+    let (profile, unknown) = (resolved.policy.profile.clone(), resolved.policy.unknown_hosts);
+    if resolved.policy.network == Network::Host {
+        return Err(
+            Error::usage("a live sandbox cannot be given the host's network").hint("start another session with --net host")
+        );
+    }
     let spoken = routes_of(resolved.policy).into_iter().map(|Route { host, ports, rules, origin }| {
         serde_json::to_value(Spoken { host, ports, rules, origin: origin.to_string() })
     });
     let routes: Result<Vec<Value>, _> = spoken.collect();
     let routes = routes.map_err(|e| Error::setup(format!("cannot express a route: {e}")))?;
-    let Generation { generation } = client.ask_soon("set-routes", &serde_json::json!({ "routes": routes }))?;
+    let Generation { generation } =
+        client.ask_soon("set-routes", &serde_json::json!({ "routes": routes, "unknown_hosts": unknown, "profile": profile }))?;
     output::print(&format!("generation {generation}\n")).map(|()| 0)
 }

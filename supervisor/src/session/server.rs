@@ -335,8 +335,8 @@ async fn obey(live: &Rc<Live>, method: &str, params: Option<&RawValue>, client: 
         }
         "routes" => short(&live.routes()?),
         "set-routes" => {
-            let Routes { routes, .. } = parameters(params)?;
-            short(&live.set_spoken_routes(routes).await?)
+            let asked: Routes = parameters(params)?;
+            short(&live.set_spoken_routes(asked).await?)
         }
         "stop" => {
             live.stop(Reason::Stopped);

@@ -35,6 +35,17 @@ fn replace(path: &Path, value: &impl Serialize, wait: bool) -> io::Result<()> {
     Ok(())
 }
 
+/// As [`write`], where there is nothing yet.
+///
+/// # Errors
+/// `AlreadyExists`.
+pub(crate) fn write_new(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let bytes = postcard::to_stdvec(value).map_err(io::Error::other)?;
+    let mut file = tempfile::NamedTempFile::new_in(directory(path)?)?;
+    file.write_all(&bytes)?;
+    file.persist_noclobber(path).map(drop).map_err(|e| e.error)
+}
+
 /// As [`write`]; after a loss of power there is the new file, because what follows relies on it.
 pub(crate) fn write_through(path: &Path, value: &impl Serialize) -> io::Result<()> {
     write(path, value)?;
