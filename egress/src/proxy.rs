@@ -224,7 +224,7 @@ impl Egress {
     /// A route that cannot be a rule; then the old ones keep holding.
     pub fn replace(&self, routes: &[Route]) -> Result<u64, Invalid> {
         let mut own = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = Routes { named: routes.to_vec(), granted: own.granted.clone(), open: own.open };
+        let new = Routes { named: routes.to_vec(), granted: own.granted.clone(), open: self.config.unknown.is_some() };
         let generation = self.swap(&new)?;
         *own = new;
         Ok(generation)

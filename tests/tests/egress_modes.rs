@@ -157,3 +157,72 @@ print(socket.gethostbyname('plain.test'))",
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert_eq!(internet.seen(&sandbox.canary("path")).len(), count);
 }
+
+#[test]
+fn the_routes_of_a_session_are_replaced_in_one_step() {
+    let Some(internet) = Internet::here() else { return };
+    let sandbox: Sandbox = internet.sandbox();
+    let name = format!("set-{}", sandbox.canary("x").to_lowercase());
+    let session = |words: &[&str]| run_to_end(sandbox.hermes().arg("session").args(words));
+    let workspace = sandbox.workspace.display().to_string();
+    let set = |words: &[&str]| session(&[&["policy", "set", &name, "--workspace", &workspace], words].concat());
+    let try_both = sandbox.probe(
+        "
+tell('old', exchange(('plain.test', 80), get(b'/@', b'plain.test'), patience=5))
+tell('new', exchange(PROXY, get(b'http://other.test:8080/@', b'other.test:8080'), patience=5))",
+    );
+    let tried = || session(&["exec", &name, "--", PYTHON, "-c", &try_both]);
+    session(&["start", "--workspace", &workspace, "--allow-host", "plain.test:80", &name]).ok();
+    // A port that was not named before, and no job has run yet.
+    set(&["--allow-host", "other.test:8080"]).ok().says("generation 1");
+    tried().ok().says("REACHED new").never_says("REACHED old");
+    set(&["--allow-host", "plain.test:80"]).ok();
+    tried().ok().says("REACHED old").never_says("REACHED new");
+    // What cannot be had leaves all as it is.
+    set(&["--net", "host"]).refused(125);
+    set(&["--net", "audit"]).refused(125);
+    let many: Vec<String> = (1000..1101).map(|port| format!("--allow-host=plain.test:{port}")).collect();
+    set(&many.iter().map(String::as_str).collect::<Vec<_>>()).refused(125);
+    tried().ok().says("REACHED old");
+    set(&["--net", "off"]).ok();
+    tried().ok().never_says("REACHED");
+    session(&["stop", &name]).ok();
+    // A session that reaches all is closed for good, with what it was let reach meanwhile.
+    session(&["start", "--workspace", &workspace, "--net", "audit", &name]).ok();
+    tried().ok().says("REACHED old").says("REACHED new");
+    set(&["--net", "off"]).ok();
+    tried().ok().never_says("REACHED");
+    session(&["stop", &name]).ok();
+}
+
+#[test]
+fn a_decision_is_about_the_host_that_was_shown() {
+    let Some(internet) = Internet::here() else { return };
+    let sandbox = internet.sandbox().flags(["--net", "ask"]);
+    let approvals = |words: &[&str]| run_to_end(sandbox.hermes().arg("approvals").args(words));
+    let ask = |host: &str| {
+        let program = sandbox.probe(&format!("tell('asked', exchange(('{host}', 80), get(b'/@', b'{host}'), patience=40))"));
+        Live::start(sandbox.inside([PYTHON, "-c", &program]).stdout(Stdio::piped()).stderr(Stdio::piped()))
+    };
+    let waiting = || -> Vec<Value> { serde_json::from_str(&approvals(&["list", "--json"]).out()).unwrap() };
+    let mut numbers = Vec::new();
+    for (host, word, reached) in [("plain.test", "deny", false), ("other.test", "allow", true)] {
+        let child = ask(host);
+        assert!(wait_until(20, || waiting().len() == 1), "{host} is asked about");
+        let question = waiting().remove(0);
+        assert_eq!(question["host"], host);
+        let id = question["id"].to_string();
+        approvals(&[word, &id, "--always"]).ok().says(&format!("{host}:80"));
+        approvals(&["allow", &id]).refused(125);
+        let output = String::from_utf8(child.output().stdout).unwrap();
+        assert_eq!(output.contains("REACHED asked"), reached, "{host}: {output}");
+        numbers.push(id);
+    }
+    assert_ne!(numbers[0], numbers[1], "a number is never given twice");
+    // For good: nobody is asked again.
+    let output = String::from_utf8(ask("other.test").output().stdout).unwrap();
+    assert!(output.contains("REACHED asked"), "{output}");
+    approvals(&["rules"]).ok().says("other.test:80").says("plain.test:80");
+    approvals(&["forget", "1", "2"]).ok();
+    approvals(&["rules"]).ok().never_says("other.test");
+}
