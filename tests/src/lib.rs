@@ -27,7 +27,7 @@ pub use outcome::{Live, Outcome, run_to_end, run_to_end_with_input, run_to_end_w
 pub use pty::{Pty, Step};
 pub use quarantine::{Aside, Seen};
 pub use rpc::Rpc;
-pub use sandbox::{GITCONFIG, PYTHON, Sandbox, binary, fixture};
+pub use sandbox::{GITCONFIG, PYTHON, Sandbox, binary, copy_binary, fixture};
 pub use shims::Shims;
 pub use skip::{is_root, program, record_skip};
 pub use web::{Internet, Route};

@@ -30,6 +30,16 @@ pub fn binary() -> PathBuf {
     found.expect("set HERMES_SANDBOX_BIN, or build the program first: cargo build -p hermes-sandbox")
 }
 
+/// Copies the program. By another process: a descriptor for writing that a fork of another test's holds meanwhile would make the
+/// copy one that cannot be executed (ETXTBSY).
+///
+/// # Panics
+/// It cannot be copied.
+pub fn copy_binary(to: &Path) {
+    let copied = Command::new("cp").arg(binary()).arg(to).status().expect("cp");
+    assert!(copied.success(), "cannot copy the program to {}", to.display());
+}
+
 /// A file of `tests/fixtures`, copied to a directory that the caller can read.
 pub fn fixture(name: &str) -> PathBuf {
     let base = std::env::var_os("HERMES_TEST_FIXTURES").map(PathBuf::from);

@@ -8,7 +8,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use hermes_tests::{Outcome, PYTHON, Sandbox, TreeSnapshot, binary, is_root, let_files_age, need, run_to_end, shell_line, skip};
+use hermes_tests::{
+    Outcome, PYTHON, Sandbox, TreeSnapshot, binary, copy_binary, is_root, let_files_age, need, run_to_end, shell_line, skip,
+};
 
 /// A mistake of the caller: never runs the command, says why in one line, leaves nothing.
 #[track_caller]
@@ -322,7 +324,7 @@ fn a_setuid_copy_of_the_program_is_refused() {
     need!("setpriv");
     let sandbox = Sandbox::new();
     let copy = sandbox.root().join("copy");
-    fs::copy(binary(), &copy).unwrap();
+    copy_binary(&copy);
     fs::set_permissions(&copy, fs::Permissions::from_mode(0o4755)).unwrap();
     for path in [sandbox.root(), &sandbox.home, &sandbox.workspace] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();

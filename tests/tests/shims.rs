@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
 use hermes_tests::{
-    Live, PYTHON, Pty, Sandbox, Shims, Step, assert_gone, binary, need, processes_with, run_to_end, run_to_end_with_input,
-    wait_until,
+    Live, PYTHON, Pty, Sandbox, Shims, Step, assert_gone, binary, copy_binary, need, processes_with, run_to_end,
+    run_to_end_with_input, wait_until,
 };
 
 fn mode(path: &std::path::Path, mode: u32) {
@@ -58,7 +58,7 @@ fn install_refuses_what_would_not_hold() {
     // The kernel ends a program's name at a space.
     let spaced = sandbox.outside.join("a b");
     fs::create_dir(&spaced).unwrap();
-    fs::copy(binary(), spaced.join("hermes-sandbox")).unwrap();
+    copy_binary(&spaced.join("hermes-sandbox"));
     let result = run_to_end(
         sandbox.plain_command(spaced.join("hermes-sandbox")).args(["shims", "install"]).arg(sandbox.outside.join("x")),
     );
