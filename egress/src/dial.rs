@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::address::{Class, check};
 use crate::host::{Host, authority};
+use crate::path::percent_decoded;
 use crate::reason::Reason;
 
 /// Most addresses of one name that are tried.
@@ -93,18 +94,7 @@ impl OuterProxy {
 
 /// RFC 7617, of what a URL holds percent-encoded.
 fn basic(user: &str) -> Result<HeaderValue, &'static str> {
-    let mut bytes = Vec::new();
-    let mut rest = user.bytes();
-    while let Some(byte) = rest.next() {
-        let mut digit = || rest.next().and_then(|b| char::from(b).to_digit(16)).and_then(|digit| u8::try_from(digit).ok());
-        match byte {
-            b'%' => match (digit(), digit()) {
-                (Some(high), Some(low)) => bytes.push(high << 4 | low),
-                _ => return Err("malformed percent-encoding in user or password"),
-            },
-            _ => bytes.push(byte),
-        }
-    }
+    let bytes = percent_decoded(user).ok_or("malformed percent-encoding in user or password")?;
     let text = format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(bytes));
     let mut value = HeaderValue::from_str(&text).map_err(|_| "a user or password that cannot be sent")?;
     value.set_sensitive(true);

@@ -65,11 +65,6 @@ impl Names {
         self.by_address.get(&address)
     }
 
-    /// Can this be an address of a name at all?
-    pub fn is_synthetic(&self, address: Ipv4Addr) -> bool {
-        self.block.contains(address)
-    }
-
     /// The address of `name`, which `pattern` permits; whether it is a new one. Nothing when there are no more.
     fn address(&mut self, name: &str, pattern: &Pattern) -> Option<(Ipv4Addr, bool)> {
         if let Some(address) = self.by_name.get(name) {

@@ -105,10 +105,10 @@ fn has_encoded(path: &str) -> bool {
     path.as_bytes().windows(3).any(|part| part[0] == b'%' && part[1].is_ascii_hexdigit() && part[2].is_ascii_hexdigit())
 }
 
-/// Takes one layer of percent-encoding off.
-fn decoded(path: &str) -> Result<String, Unreadable> {
-    let mut bytes = Vec::with_capacity(path.len());
-    let mut rest = path.bytes();
+/// Takes one layer of percent-encoding off; `None` where a `%` begins none.
+pub(crate) fn percent_decoded(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
         if byte != b'%' {
             bytes.push(byte);
@@ -117,9 +117,14 @@ fn decoded(path: &str) -> Result<String, Unreadable> {
         let mut digit = || rest.next().and_then(|b| char::from(b).to_digit(16)).and_then(|digit| u8::try_from(digit).ok());
         match (digit(), digit()) {
             (Some(high), Some(low)) => bytes.push(high << 4 | low),
-            _ => return Err(Unreadable("malformed percent-encoding")),
+            _ => return None,
         }
     }
+    Some(bytes)
+}
+
+fn decoded(path: &str) -> Result<String, Unreadable> {
+    let bytes = percent_decoded(path).ok_or(Unreadable("malformed percent-encoding"))?;
     // Not UTF-8 is Latin-1 at best, and an overlong "/" (CVE-2000-0884) at worst.
     String::from_utf8(bytes).map_err(|_| Unreadable("a path that is not UTF-8"))
 }

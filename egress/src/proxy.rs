@@ -435,7 +435,7 @@ impl Egress {
     }
 
     pub(crate) fn clients(&self) -> Result<&Clients, Reason> {
-        let made = self.clients.get_or_init(|| Clients::system(&[]).map_err(|error| error.to_string()));
+        let made = self.clients.get_or_init(|| Clients::system().map_err(|error| error.to_string()));
         made.as_ref().map_err(Reason::unreachable)
     }
 

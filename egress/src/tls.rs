@@ -155,15 +155,14 @@ impl Clients {
         Self::with(store)
     }
 
-    /// Trusts what the system trusts (`SSL_CERT_FILE` of the caller included), and `more`.
+    /// Trusts what the system trusts (`SSL_CERT_FILE` of the caller included).
     ///
     /// # Errors
     /// There are no roots at all.
-    pub fn system(more: &[CertificateDer<'static>]) -> Result<Self, TlsError> {
+    pub fn system() -> Result<Self, TlsError> {
         let mut store = RootCertStore::empty();
         let found = rustls_native_certs::load_native_certs();
         store.add_parsable_certificates(found.certs);
-        store.add_parsable_certificates(more.iter().cloned());
         if store.is_empty() {
             return Err(TlsError::new("the system has no root certificates (install ca-certificates)"));
         }

@@ -362,6 +362,14 @@ impl fmt::Display for Guarantee {
 }
 
 impl Policy {
+    /// The routes; none where there is no mediated network.
+    pub fn routes(&self) -> &[Route] {
+        match &self.network {
+            Network::Routes(routes) => routes,
+            Network::Off | Network::Host => &[],
+        }
+    }
+
     /// Is a loss of this guarantee a reason not to start?
     pub fn requires(&self, guarantee: Guarantee) -> bool {
         !self.preferred.contains(&guarantee) && !self.accepted.contains(&guarantee)

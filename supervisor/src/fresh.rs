@@ -1,4 +1,5 @@
-//! Fresh inodes for names in a directory that somebody hostile may write: whole before they have their name.
+//! What nobody has seen before: random bytes, and fresh inodes for names in a directory that somebody hostile may write, whole
+//! before they have their name.
 
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
@@ -7,9 +8,25 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
 use tempfile::NamedTempFile;
 
 use crate::beneath::{TEMPORARY, by_descriptor};
+
+/// Random bytes, fit for secrets.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let mut filled = 0;
+    while filled < N {
+        match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(bytes)
+}
 
 /// A file beside the name that it is to have, filled.
 pub(crate) fn file(parent: impl AsFd, mode: u32, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<NamedTempFile> {

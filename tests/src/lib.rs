@@ -18,7 +18,7 @@ mod shims;
 mod skip;
 mod web;
 
-pub use agent::{agent_packages, http_packages, mcp_packages};
+pub use agent::{agent_packages, mcp_packages};
 pub use changes::let_files_age;
 pub use clients::{CLIENT_ROUTES, Client};
 pub use hermes::{Hermes, thieving_turns};

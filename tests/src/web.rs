@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::agent::http_packages;
 use crate::outcome::Outcome;
 use crate::sandbox::{PYTHON, Sandbox, fixture};
 use crate::skip::{is_root, program, record_skip};
@@ -98,6 +99,14 @@ impl Internet {
     /// The same with a policy of these routes.
     pub fn with(&self, routes: &[Route]) -> Sandbox {
         self.with_profile("agent", routes, "")
+    }
+
+    /// The same with [`http_packages`] in `packages` of the workspace. Where there are none the test is skipped.
+    pub fn with_http_packages(&self, routes: &[Route]) -> Option<Sandbox> {
+        let packages = http_packages().map_err(|why| record_skip(&why)).ok()?;
+        let sandbox = self.with(routes);
+        sandbox.plain_sh(&format!("cp -r '{}' packages", packages.display())).ok();
+        Some(sandbox)
     }
 
     /// The same beginning with another profile, and with more lines.

@@ -2,18 +2,11 @@
 //! requests are read.
 #![allow(clippy::unwrap_used)]
 
-use std::path::Path;
-
-use hermes_tests::{CLIENT_ROUTES, Client, Internet, PYTHON, Route, Sandbox, http_packages, need, skip};
+use hermes_tests::{CLIENT_ROUTES, Client, Internet, PYTHON, Route, Sandbox, need, skip};
 
 fn python(sandbox: &Sandbox, program: &str) -> String {
     let file = sandbox.write("client.py", program);
     format!("PYTHONPATH=./packages {PYTHON} {} \"$1/@\"", file.display())
-}
-
-/// Packages that are not Python's own, in the workspace.
-fn with_packages(sandbox: &Sandbox, packages: &Path) {
-    sandbox.plain_sh(&format!("cp -r '{}' packages", packages.display())).ok();
 }
 
 #[test]
@@ -48,12 +41,7 @@ fn python_urllib() {
 #[test]
 fn python_requests() {
     let Some(internet) = Internet::here() else { return };
-    let packages = match http_packages() {
-        Ok(packages) => packages,
-        Err(why) => skip!("{why}"),
-    };
-    let sandbox = internet.with(&CLIENT_ROUTES);
-    with_packages(&sandbox, &packages);
+    let Some(sandbox) = internet.with_http_packages(&CLIENT_ROUTES) else { return };
     let program = "import sys, requests\nprint(requests.get(sys.argv[1], timeout=20).text)";
     Client::new(&sandbox, &python(&sandbox, program)).reaches_only_what_is_routed(internet);
 }
@@ -61,12 +49,7 @@ fn python_requests() {
 #[test]
 fn python_httpx() {
     let Some(internet) = Internet::here() else { return };
-    let packages = match http_packages() {
-        Ok(packages) => packages,
-        Err(why) => skip!("{why}"),
-    };
-    let sandbox = internet.with(&CLIENT_ROUTES);
-    with_packages(&sandbox, &packages);
+    let Some(sandbox) = internet.with_http_packages(&CLIENT_ROUTES) else { return };
     let program = "import sys, httpx\nprint(httpx.get(sys.argv[1], timeout=20).text)";
     Client::new(&sandbox, &python(&sandbox, program)).reaches_only_what_is_routed(internet);
     let program = "import sys, httpx\nprint(httpx.Client(http2=True, timeout=20).get(sys.argv[1]).text)";
@@ -76,12 +59,7 @@ fn python_httpx() {
 #[test]
 fn python_aiohttp() {
     let Some(internet) = Internet::here() else { return };
-    let packages = match http_packages() {
-        Ok(packages) => packages,
-        Err(why) => skip!("{why}"),
-    };
-    let sandbox = internet.with(&CLIENT_ROUTES);
-    with_packages(&sandbox, &packages);
+    let Some(sandbox) = internet.with_http_packages(&CLIENT_ROUTES) else { return };
     let program = "
 import sys, aiohttp, asyncio
 async def main():

@@ -1,7 +1,7 @@
 //! Requests that two readers could take for different ones: what arrives was read, decided and written anew.
 #![allow(clippy::unwrap_used)]
 
-use hermes_tests::{Internet, Outcome, Route, Sandbox, http_packages, skip};
+use hermes_tests::{Internet, Outcome, Route, Sandbox};
 
 const READ: Route = Route::rule("read.test", &[80, 443], "methods = [\"GET\", \"POST\"]\npaths = [\"/open/**\"]");
 /// Read as well: whoever speaks HTTP without TLS is.
@@ -110,12 +110,7 @@ print('END')";
 #[test]
 fn streams_that_become_other_requests_in_the_older_protocol() {
     let Some(internet) = Internet::here() else { return };
-    let packages = match http_packages() {
-        Ok(packages) => packages,
-        Err(why) => skip!("{why}"),
-    };
-    let sandbox = internet.with(&[READ]);
-    sandbox.plain_sh(&format!("cp -r '{}' packages", packages.display())).ok();
+    let Some(sandbox) = internet.with_http_packages(&[READ]) else { return };
     let program = "
 sys.path.insert(0, './packages')
 import h2.connection, h2.config, h2.events

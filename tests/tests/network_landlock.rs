@@ -65,6 +65,15 @@ impl Field {
     fn python(&self, program: &str) -> Outcome {
         self.sandbox.python(program)
     }
+
+    /// Lets it run once it has made `file`. What it prints goes to `out`.
+    #[track_caller]
+    fn python_until(&self, program: &str, file: &str) -> Child {
+        let out = fs::File::create(self.sandbox.workspace.join("out")).unwrap();
+        let child = self.sandbox.inside([PYTHON, "-c", program]).stdout(out).stderr(Stdio::null()).spawn().unwrap();
+        assert!(wait_until(20, || self.sandbox.workspace.join(file).exists()));
+        child
+    }
 }
 
 macro_rules! field {
@@ -315,15 +324,7 @@ open('port.new', 'w').write(str(port)); os.rename('port.new', 'port')
 while not os.path.exists('go'): time.sleep(0.02)
 try: socket.create_connection(('127.0.0.1', port)); print('REACHED')
 except ConnectionRefusedError: print('refused')";
-    let out = field.sandbox.workspace.join("out");
-    let mut child = field
-        .sandbox
-        .inside([PYTHON, "-c", program])
-        .stdout(fs::File::create(&out).unwrap())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    assert!(wait_until(20, || field.sandbox.workspace.join("port").exists()));
+    let mut child = field.python_until(program, "port");
     let host = Listener::tcp(&format!("127.0.0.1:{}", field.sandbox.read("port"))).unwrap();
     field.sandbox.write("go", "");
     assert!(child.wait().unwrap().success());
@@ -362,15 +363,7 @@ s = socket.create_connection(('198.18.0.1', 3128)); s.sendall(b'GET http://up.te
 data = b''
 while part := s.recv(4096): data += part
 print(data.decode())";
-    let out = field.sandbox.workspace.join("out");
-    let mut child = field
-        .sandbox
-        .inside([PYTHON, "-c", program])
-        .stdout(fs::File::create(&out).unwrap())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    assert!(wait_until(20, || field.sandbox.workspace.join("ready").exists()));
+    let mut child = field.python_until(program, "ready");
     let listeners = listeners_of(child.id());
     assert_eq!(listeners.len(), 3, "{listeners:?}");
     for at in &listeners {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use hermes_profiles::{Network, Policy, Route, UnknownHosts};
+use hermes_profiles::{Network, Policy, UnknownHosts};
 
 use super::files::View;
 use super::mounts::MARKER;
@@ -21,7 +21,7 @@ const PROXY_PORT: u16 = 3128;
 const RESOLVER: &str = "/etc/resolv.conf";
 const HOSTS: &str = "/etc/hosts";
 /// Where programs look for the certificates that they trust, where nothing names another place.
-const BUNDLES: &[&str] = &[
+pub const BUNDLES: &[&str] = &[
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -54,22 +54,14 @@ pub fn paths() -> Vec<&'static str> {
     [&[RESOLVER, HOSTS], BUNDLES, JAVA_STORES].concat()
 }
 
-/// The routes that need a way out.
-pub fn routes(policy: &Policy) -> &[Route] {
-    match &policy.network {
-        Network::Routes(routes) => routes,
-        Network::Off | Network::Host => &[],
-    }
-}
-
 /// Is there a way out at all?
 pub fn is_mediated(policy: &Policy) -> bool {
-    matches!(policy.network, Network::Routes(_)) && (!routes(policy).is_empty() || policy.unknown_hosts != UnknownHosts::Refuse)
+    matches!(policy.network, Network::Routes(_)) && (!policy.routes().is_empty() || policy.unknown_hosts != UnknownHosts::Refuse)
 }
 
 /// The way out that the policy's routes need.
 pub fn gateway(policy: &Policy, network: NetworkPlan, scratch: Option<&Path>) -> Option<GatewayPlan> {
-    let routes = routes(policy);
+    let routes = policy.routes();
     if !is_mediated(policy) || !matches!(network, NetworkPlan::Private | NetworkPlan::Notified) {
         return None;
     }

@@ -75,6 +75,28 @@ pub type Seen = Arc<Mutex<Vec<String>>>;
 
 /// An HTTP server, over TLS if `config` is given. `/events` sends two events half a second apart, `/big` many bytes, `/echo` upgrades.
 pub async fn http(config: Option<Arc<ServerConfig>>) -> (SocketAddr, Seen) {
+    listen(move |stream, seen| {
+        stream.set_nodelay(true).unwrap();
+        let config = config.clone();
+        async move {
+            match config {
+                None => serve(stream, false, seen).await,
+                Some(config) => {
+                    let Ok(stream) = TlsAcceptor::from(config).accept(stream).await else { return };
+                    let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                    serve(stream, h2, seen).await;
+                }
+            }
+        }
+    })
+    .await
+}
+
+/// A server on the loopback that gives each connection to `serve`.
+async fn listen<F>(serve: impl Fn(TcpStream, Seen) -> F + Send + 'static) -> (SocketAddr, Seen)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let seen = Seen::default();
@@ -83,18 +105,7 @@ pub async fn http(config: Option<Arc<ServerConfig>>) -> (SocketAddr, Seen) {
         async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                stream.set_nodelay(true).unwrap();
-                let (seen, config) = (Arc::clone(&seen), config.clone());
-                tokio::spawn(async move {
-                    match config {
-                        None => serve(stream, false, seen).await,
-                        Some(config) => {
-                            let Ok(stream) = TlsAcceptor::from(config).accept(stream).await else { return };
-                            let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                            serve(stream, h2, seen).await;
-                        }
-                    }
-                });
+                tokio::spawn(serve(stream, Arc::clone(&seen)));
             }
         }
     });
@@ -207,29 +218,17 @@ impl<S: futures_util::Stream> futures_util::Stream for SyncStream<S> {
 
 /// A server that keeps every byte it gets, and answers each connection with `answer` at once.
 pub async fn raw(answer: &'static [u8]) -> (SocketAddr, Seen) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let seen = Seen::default();
-    tokio::spawn({
-        let seen = Arc::clone(&seen);
-        async move {
-            loop {
-                let (mut stream, _) = listener.accept().await.unwrap();
-                let seen = Arc::clone(&seen);
-                tokio::spawn(async move {
-                    let at = {
-                        let mut seen = seen.lock().unwrap();
-                        seen.push(String::new());
-                        seen.len() - 1
-                    };
-                    let _ = stream.write_all(answer).await;
-                    let mut buffer = [0; 4096];
-                    while let Ok(length @ 1..) = stream.read(&mut buffer).await {
-                        seen.lock().unwrap()[at].push_str(&String::from_utf8_lossy(&buffer[..length]));
-                    }
-                });
-            }
+    listen(move |mut stream, seen| async move {
+        let at = {
+            let mut seen = seen.lock().unwrap();
+            seen.push(String::new());
+            seen.len() - 1
+        };
+        let _ = stream.write_all(answer).await;
+        let mut buffer = [0; 4096];
+        while let Ok(length @ 1..) = stream.read(&mut buffer).await {
+            seen.lock().unwrap()[at].push_str(&String::from_utf8_lossy(&buffer[..length]));
         }
-    });
-    (address, seen)
+    })
+    .await
 }

@@ -5,7 +5,7 @@
 //! lives. Who can take the lock has a dead run before him, and settles it.
 
 use std::fs::{DirBuilder, File};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::history::Tips;
 use super::snapshot::Held;
+use crate::fresh;
 use crate::state::{private_directory, store};
 
 /// How long the kernel may take to end a sandbox whose supervisor died.
@@ -112,7 +113,7 @@ impl Run {
                     let lock = File::open(&dir)?;
                     // Another one may be looking whether we live.
                     lock.lock()?;
-                    std::fs::write(dir.join("secret"), random()?)?;
+                    std::fs::write(dir.join("secret"), fresh::random::<32>()?)?;
                     return Ok(Self { dir, _lock: lock });
                 }
             }
@@ -190,12 +191,6 @@ impl Run {
         }
         crate::scratch::remove(&self.dir)
     }
-}
-
-fn random() -> io::Result<[u8; 32]> {
-    let mut bytes = [0; 32];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// A tree that was not seen for so long was removed.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hermes_backends::compile::network::{MOST_PORTS, routes};
+use hermes_backends::compile::network::MOST_PORTS;
 use hermes_backends::local::Sandbox;
 use hermes_backends::plan::{GatewayPlan, NetworkPlan, Plan};
 use hermes_backends::wire::{self, Certificates, Listener};
@@ -39,6 +39,9 @@ use unknown::{Ask, Audit};
 
 /// How long connections may go on after the sandbox has ended.
 const LAST: Duration = Duration::from_millis(500);
+
+/// Why a live sandbox can be given no routes.
+pub(crate) const NO_WAY_OUT: &str = "the sandbox was started without a way out; start another one with a route";
 
 /// The way out of one sandbox, and what its loopback shares with the host's. Connections end when it is dropped.
 pub(crate) struct WayOut {
@@ -110,7 +113,7 @@ impl WayOut {
         if let Some(calls) = &calls {
             config.meant = calls.meant();
         }
-        let egress = Egress::new(config, routes(policy)).map_err(|e| Error::new(Kind::Policy, e.to_string()))?;
+        let egress = Egress::new(config, policy.routes()).map_err(|e| Error::new(Kind::Policy, e.to_string()))?;
         let roots = trust::roots(caller);
         let published = publish.iter().map(|port| loopback::publish(*port)).collect::<Result<_, _>>()?;
         let (gateway, changes) = (plan.gateway.clone(), VecDeque::new());
@@ -196,33 +199,36 @@ impl WayOut {
     /// [`hear`](Self::hear).
     pub(crate) fn replace(&mut self, routes: Vec<Route>, unknown: UnknownHosts, reply: Reply) -> Option<Vec<u16>> {
         let swap = if unknown == UnknownHosts::Refuse { Egress::close } else { Egress::replace };
-        if !self.changes.is_empty() {
-            let _ = reply.send(Err("another change is under way; try again".to_owned()));
-            return None;
-        }
-        let Some(gateway) = &self.gateway else {
-            let _ = reply.send(Err("the sandbox was started without a way out; start another one with a route".to_owned()));
-            return None;
+        let new = match self.new_ports(&routes) {
+            Ok(new) if !new.is_empty() => new,
+            nothing_to_wait_for => {
+                let outcome = nothing_to_wait_for.and_then(|_| swap(&self.egress, &routes).map_err(|e| e.to_string()));
+                let _ = reply.send(outcome);
+                return None;
+            }
         };
+        self.changes.push_back(Change { routes, swap, reply });
+        Some(new)
+    }
+
+    /// The ports of these routes on which nobody listens yet, or why the routes cannot be had.
+    fn new_ports(&self, routes: &[Route]) -> Result<Vec<u16>, String> {
+        if !self.changes.is_empty() {
+            return Err("another change is under way; try again".to_owned());
+        }
+        let gateway = self.gateway.as_ref().ok_or(NO_WAY_OUT)?;
+        let ports = || routes.iter().flat_map(|route| route.ports.iter().copied());
         if let Some(calls) = &self.calls {
-            calls.open(routes.iter().flat_map(|route| route.ports.iter().copied()));
-            let _ = reply.send(swap(&self.egress, &routes).map_err(|e| e.to_string()));
-            return None;
+            calls.open(ports());
+            return Ok(Vec::new());
         }
         let known: BTreeSet<u16> = gateway.ports.iter().copied().collect();
         // Where names are resolved nothing else is.
-        let is_new = |port: &u16| !known.contains(port) && *port != 53;
-        let new: BTreeSet<u16> = routes.iter().flat_map(|route| route.ports.iter().copied()).filter(is_new).collect();
-        if known.len() + new.len() > MOST_PORTS {
-            let _ = reply.send(Err(format!("routes lead to more than {MOST_PORTS} ports")));
-            return None;
+        let new: BTreeSet<u16> = ports().filter(|port| !known.contains(port) && *port != 53).collect();
+        match known.len() + new.len() > MOST_PORTS {
+            true => Err(format!("routes lead to more than {MOST_PORTS} ports")),
+            false => Ok(new.into_iter().collect()),
         }
-        if new.is_empty() {
-            let _ = reply.send(swap(&self.egress, &routes).map_err(|e| e.to_string()));
-            return None;
-        }
-        self.changes.push_back(Change { routes, swap, reply });
-        Some(new.into_iter().collect())
     }
 
     /// The routes that hold and how often they were replaced.

@@ -42,9 +42,7 @@ impl Told {
             output::complain(&line);
         }
     }
-}
 
-impl Told {
     /// Writes an event. That it cannot is told once, and ends nothing.
     pub(super) fn note(&self, event: &impl Serialize) {
         let mut log = lock(&self.log);

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
+use hermes_backends::compile::network::BUNDLES;
 use hermes_backends::plan::{Content, MountStep, Plan};
 use hermes_backends::wire::Certificates;
 use hermes_profiles::Caller;
@@ -13,14 +14,6 @@ use sha1_checked::{Digest, Sha1};
 use crate::error::Error;
 use crate::output;
 
-/// Where systems keep the certificates that they trust, PEM.
-const ROOTS: &[&str] = &[
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-];
 /// Of Java's own store, in which nothing is secret (keytool(1)).
 const PASSWORD: &str = "changeit";
 /// With these a JKS store begins, `sun.security.provider.JavaKeyStore`.
@@ -34,7 +27,7 @@ const SALT: &[u8] = b"Mighty Aphrodite";
 /// The file of certificates that the caller trusts: what `SSL_CERT_FILE` names, else the system's.
 pub(super) fn roots(caller: &Caller) -> Option<PathBuf> {
     let named = caller.variable("SSL_CERT_FILE").map(PathBuf::from);
-    named.into_iter().chain(ROOTS.iter().map(PathBuf::from)).find(|path| path.exists())
+    named.into_iter().chain(BUNDLES.iter().map(PathBuf::from)).find(|path| path.exists())
 }
 
 /// In the forms that the plan asks for.

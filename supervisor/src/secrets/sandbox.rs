@@ -8,9 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hermes_egress::secret::{Secret, Secrets};
-use hermes_profiles::{Caller, Network, Policy};
-use rustix::io::Errno;
-use rustix::rand::{GetRandomFlags, getrandom};
+use hermes_profiles::{Caller, Policy};
 use serde::Serialize;
 
 use super::pool::{BUSY, Pool};
@@ -18,6 +16,7 @@ use super::store::Store;
 use super::value::Value;
 use super::vault::{Entry, Source, Vault, scope};
 use crate::error::Error;
+use crate::fresh;
 
 /// With this every placeholder begins.
 const PREFIX: &str = "hsx-secret-";
@@ -143,15 +142,13 @@ impl SandboxSecrets {
 
 /// The names that the routes of a policy use.
 fn names(policy: &Policy) -> BTreeSet<&str> {
-    let Network::Routes(routes) = &policy.network else { return BTreeSet::new() };
-    routes.iter().filter_map(|route| Some(route.rules.secret.as_ref()?.name.as_str())).collect()
+    policy.routes().iter().filter_map(|route| Some(route.rules.secret.as_ref()?.name.as_str())).collect()
 }
 
 /// The secret of exactly this profile, if at least one of its values may be there.
 fn usable<'a>(vault: &'a Vault, scope: &str, name: &str, caller: &Caller) -> Result<&'a Entry, String> {
     let Some(entry) = vault.find(scope, name) else {
-        let others: Vec<_> = vault.entries.iter().filter(|entry| entry.name == name).map(|entry| entry.scope.as_str()).collect();
-        return Err(match others.as_slice() {
+        return Err(match vault.scopes_of(name).as_slice() {
             [] => "it was not added".to_owned(),
             others => format!("it was not added for this profile, only for {}", others.join(", ")),
         });
@@ -187,15 +184,7 @@ impl Known {
 }
 
 fn placeholder() -> io::Result<String> {
-    let mut bytes = [0; DIGITS / 2];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
-            Ok(count) => filled += count,
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
+    let bytes: [u8; DIGITS / 2] = fresh::random()?;
     let mut text = PREFIX.to_owned();
     bytes.iter().for_each(|byte| _ = write!(text, "{byte:02x}"));
     Ok(text)

@@ -165,11 +165,15 @@ impl Vault {
         Ok(())
     }
 
+    /// The profiles that have a secret of this name.
+    pub(super) fn scopes_of(&self, name: &str) -> Vec<&str> {
+        self.entries.iter().filter(|entry| entry.name == name).map(|entry| entry.scope.as_str()).collect()
+    }
+
     /// Why there is no such secret, and who has one of that name.
     fn unknown(&self, scope: &str, name: &str) -> Error {
-        let others: Vec<_> = self.entries.iter().filter(|entry| entry.name == name).map(|entry| entry.scope.as_str()).collect();
         let error = Error::usage(format!("there is no secret {name} of profile {scope}"));
-        match others.as_slice() {
+        match self.scopes_of(name).as_slice() {
             [] => error.hint("`hermes-sandbox secrets list` shows those that there are"),
             others => error.hint(format!("there is one of profile {}", others.join(", "))),
         }

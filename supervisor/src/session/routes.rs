@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use hermes_backends::wire::Request;
 use hermes_profiles::project::PROJECT_FILE;
-use hermes_profiles::{Network, Origin, Policy, Route, RouteRules, UnknownHosts};
+use hermes_profiles::{Network, Origin, Route, RouteRules, UnknownHosts};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
@@ -15,6 +15,7 @@ use super::live::Live;
 use super::protocol::{Code, Failure, Generation, Routes};
 use crate::args::PolicyArgs;
 use crate::error::Error;
+use crate::network::NO_WAY_OUT;
 use crate::output::{self, clean};
 use crate::prepare;
 use crate::table;
@@ -33,11 +34,7 @@ impl Live {
     /// What holds now.
     pub(crate) fn routes(&self) -> Result<Routes, Failure> {
         let (routes, generation) = self.way_out.borrow().as_ref().map(|way_out| way_out.routes()).unwrap_or_default();
-        let spoken = routes.into_iter().map(|Route { host, ports, rules, origin }| {
-            serde_json::to_value(Spoken { host, ports, rules, origin: origin.to_string() })
-        });
-        let routes = spoken.collect::<Result<_, _>>();
-        let routes = routes.map_err(|e| Failure::new(Code::Ended, format!("cannot express a route: {e}")))?;
+        let routes = spoken(&routes).map_err(|e| Failure::new(Code::Ended, format!("cannot express a route: {e}")))?;
         Ok(Routes { generation, routes, ..Routes::default() })
     }
 
@@ -71,7 +68,7 @@ impl Live {
             return Err(Failure::new(Code::Parameters, why));
         }
         let (reply, answer) = oneshot::channel();
-        let none = || Failure::new(Code::Parameters, "the sandbox was started without a way out; start another one with a route");
+        let none = || Failure::new(Code::Parameters, NO_WAY_OUT);
         let ports = self.way_out.borrow_mut().as_mut().map(|way_out| way_out.replace(routes, unknown, reply)).ok_or_else(none)?;
         if let Some(ports) = ports {
             self.ask(&Request::Listen(ports), &[])?;
@@ -96,8 +93,8 @@ impl Live {
                     Err("the policy wants the host's network now".to_owned())
                 }
                 Ok(policy) => {
-                    let unknown = policy.unknown_hosts;
-                    self.set_routes(routes_of(policy), unknown).await.map_err(|failure| failure.message)
+                    let routes = policy.routes().to_vec();
+                    self.set_routes(routes, policy.unknown_hosts).await.map_err(|failure| failure.message)
                 }
                 Err(error) => Err(error.to_string()),
             };
@@ -112,11 +109,12 @@ impl Live {
     }
 }
 
-fn routes_of(policy: Policy) -> Vec<Route> {
-    match policy.network {
-        Network::Routes(routes) => routes,
-        Network::Off | Network::Host => Vec::new(),
-    }
+fn spoken(routes: &[Route]) -> serde_json::Result<Vec<Value>> {
+    let one = |route: &Route| {
+        let Route { host, ports, rules, origin } = route.clone();
+        serde_json::to_value(Spoken { host, ports, rules, origin: origin.to_string() })
+    };
+    routes.iter().map(one).collect()
 }
 
 /// Prints what holds in a session.
@@ -141,19 +139,14 @@ pub(super) fn show(client: &mut Client, json: bool) -> Result<u8, Error> {
 
 /// Has the routes hold that a policy has.
 pub(super) fn set(client: &mut Client, args: &PolicyArgs) -> Result<u8, Error> {
-    let (_, resolved) = prepare::policy(args)?;
-    let (profile, unknown) = (resolved.policy.profile.clone(), resolved.policy.unknown_hosts);
-    if resolved.policy.network == Network::Host {
+    let policy = prepare::policy(args)?.1.policy;
+    if policy.network == Network::Host {
         return Err(
             Error::usage("a live sandbox cannot be given the host's network").hint("start another session with --net host")
         );
     }
-    let spoken = routes_of(resolved.policy).into_iter().map(|Route { host, ports, rules, origin }| {
-        serde_json::to_value(Spoken { host, ports, rules, origin: origin.to_string() })
-    });
-    let routes: Result<Vec<Value>, _> = spoken.collect();
-    let routes = routes.map_err(|e| Error::setup(format!("cannot express a route: {e}")))?;
-    let Generation { generation } =
-        client.ask_soon("set-routes", &serde_json::json!({ "routes": routes, "unknown_hosts": unknown, "profile": profile }))?;
+    let routes = spoken(policy.routes()).map_err(|e| Error::setup(format!("cannot express a route: {e}")))?;
+    let asked = serde_json::json!({ "routes": routes, "unknown_hosts": policy.unknown_hosts, "profile": policy.profile });
+    let Generation { generation } = client.ask_soon("set-routes", &asked)?;
     output::print(&format!("generation {generation}\n")).map(|()| 0)
 }

@@ -1,7 +1,6 @@
 //! Making and starting containers.
 
 use std::ffi::OsString;
-use std::io::Read;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
@@ -22,6 +21,7 @@ use crate::beneath::{Root, kind};
 use crate::clock;
 use crate::engine;
 use crate::error::Error;
+use crate::fresh;
 use crate::output;
 use crate::request;
 use crate::session::command::{launch, print_log};
@@ -126,10 +126,7 @@ fn same(shim: &Shim, wanted: &Wanted) -> Result<Option<Container>, Error> {
 
 /// Makes the directory of a container and what is remembered.
 fn make(shim: &Shim, create: &Create, wanted: Wanted) -> Result<Container, Error> {
-    let mut random = [0; 32];
-    std::fs::File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut random))
-        .map_err(|e| Error::setup(format!("cannot make an id: {e}")))?;
+    let random = fresh::random::<32>().map_err(|e| Error::setup(format!("cannot make an id: {e}")))?;
     let id = trust::hash(&random);
     let name = create.name.clone().unwrap_or_else(|| format!("container-{}", &id[..12]));
     if name.starts_with(OF_SHIM) {
