@@ -47,10 +47,6 @@ pub(super) fn tell(out: &OwnedFd, item: Item, outcome: Outcome) {
     }
 }
 
-pub(super) fn die_with_parent() {
-    let _ = prctl::set_pdeathsig(Signal::SIGKILL);
-}
-
 /// A process that has left root is undumpable, so that its own /proc files are root's and it cannot write its id map. Init
 /// makes itself dumpable for that too; a probe's child lives for milliseconds.
 pub(super) fn own_proc_files() {
@@ -59,13 +55,11 @@ pub(super) fn own_proc_files() {
 
 /// The first child: runs the others one after another.
 pub(super) fn launch(out: &OwnedFd, root: bool) {
-    die_with_parent();
     own_proc_files();
     if root {
         tell(out, Item::Idmap, idmapped_mount());
         // A uid 0 that is itself mapped from an ordinary user cannot change, and need not.
         let _ = sys::become_user(NOBODY);
-        die_with_parent();
     }
     let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
     let inner = sys::clone(NAMESPACES, || match in_namespaces(out, uid, gid) {
@@ -94,7 +88,6 @@ pub(super) fn launch(out: &OwnedFd, root: bool) {
 
 /// Pid 1 of the new namespaces. What it does after the tmpfs is told item by item.
 fn in_namespaces(out: &OwnedFd, uid: u32, gid: u32) -> Outcome {
-    die_with_parent();
     write_maps((uid, gid))?;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).at(Step::Propagation)?;
     let root = own_tmpfs()?;
@@ -294,7 +287,6 @@ pub(super) const LISTEN_FOR_CONNECT: [libc::sock_filter; 4] = [
 fn start_caller() -> Result<(Pid, OwnedFd), StepError> {
     let (receiver, sender) = nix::unistd::pipe2(OFlag::O_CLOEXEC).at(Step::Broker)?;
     let caller = sys::clone(0, || {
-        die_with_parent();
         let plain = prctl::set_no_new_privs().and_then(|()| load_filter(&ALLOW_ALL, false));
         let listener = load_filter(&LISTEN_FOR_CONNECT, true).and_then(|fd| fd.ok_or(Errno::EBADF));
         let numbers = [

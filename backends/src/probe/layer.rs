@@ -13,7 +13,7 @@ use nix::sys::stat::{Mode, mkdirat};
 use nix::sys::wait::waitpid;
 use nix::unistd::mkdir;
 
-use super::child::{NOBODY, Outcome, die_with_parent, own_tmpfs, write_maps};
+use super::child::{NOBODY, Outcome, own_tmpfs, write_maps};
 use super::{Answers, Item, PATIENCE, child, decode, read_until};
 use crate::host::Probe;
 use crate::local::sys::mount::{Attributes, attach, clone_tree, set_attributes};
@@ -34,11 +34,9 @@ pub fn overlay_in(place: &Path, lower: &Path) -> Probe {
         let tree = if root { Some(mapped(place)?) } else { None };
         let (receiver, sender) = nix::unistd::pipe2(OFlag::O_CLOEXEC).at(Step::Overlay)?;
         let child = sys::fork(|| {
-            die_with_parent();
             child::own_proc_files();
             if root {
                 let _ = sys::become_user(NOBODY);
-                die_with_parent();
             }
             let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
             let inner = sys::clone(libc::CLONE_NEWUSER | libc::CLONE_NEWNS, || {
@@ -76,7 +74,6 @@ fn mapped(place: &Path) -> Result<OwnedFd, StepError> {
 }
 
 fn in_namespaces(place: &Path, lower: &Path, tree: Option<&OwnedFd>, ids: (u32, u32)) -> Outcome {
-    die_with_parent();
     write_maps(ids)?;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).at(Step::Propagation)?;
     let held = match tree {

@@ -10,7 +10,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::Item;
-use super::child::{ADDRESS, ANSWER, LISTEN_FOR_CONNECT, check_address, die_with_parent, readable, tell};
+use super::child::{ADDRESS, ANSWER, LISTEN_FOR_CONNECT, check_address, readable, tell};
 use crate::local::broker::inet::Promises;
 use crate::local::sys::notify::{Listener, pidfd_getfd, pidfd_open};
 use crate::local::sys::probe as sys;
@@ -31,7 +31,6 @@ pub(super) fn tell_all(out: &OwnedFd) {
 fn measure() -> Result<Found, Errno> {
     let (ours, theirs) = Channel::pair()?;
     let caller = sys::clone(0, || {
-        die_with_parent();
         let listener = prctl::set_no_new_privs().and_then(|()| load_filter(&LISTEN_FOR_CONNECT, true));
         let sent = match &listener {
             Ok(Some(listener)) => theirs.send(&0, &[listener.as_fd()]),

@@ -1,9 +1,9 @@
 //! System calls of the host probe.
 
 use nix::errno::Errno;
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpid, getppid};
 
-use super::process::{CapabilityData, CapabilityHeader};
+use super::process::{CapabilityData, CapabilityHeader, die_with};
 
 /// The kernel's Landlock ABI, also when it is above what any crate knows; 0 when there is none or it is switched off.
 pub fn landlock_abi() -> u32 {
@@ -31,38 +31,43 @@ pub fn capabilities() -> [u64; 2] {
     [wide(data[0].effective, data[1].effective), wide(data[0].permitted, data[1].permitted)]
 }
 
-/// Runs `child` in a forked process that ends with the status that it returns.
+/// Runs `child` in a forked process that ends with the status that it returns, or with the calling thread.
 ///
 /// The child is single-threaded and its memory allocator usable, whatever the parent's threads were doing.
 pub fn fork(child: impl FnOnce() -> i32) -> Result<Pid, Errno> {
+    let parent = getpid();
     // SAFETY: the C library's fork leaves its own locks usable in the child; `child` touches no other.
     match Errno::result(unsafe { libc::fork() })? {
-        0 => finish(child),
+        0 => finish(parent, child),
         pid => Ok(Pid::from_raw(pid)),
     }
 }
 
 /// As [`fork`], with `CLONE_NEW*` flags. Only for a process with a single thread: a raw clone knows no locks.
 pub fn clone(namespaces: libc::c_int, child: impl FnOnce() -> i32) -> Result<Pid, Errno> {
+    let parent = getpid();
     let flags = libc::c_long::from(namespaces | libc::SIGCHLD);
     // SAFETY: without CLONE_VM and with a null stack this is fork; the remaining arguments are unused without their flags.
     match Errno::result(unsafe { libc::syscall(libc::SYS_clone, flags, 0_usize, 0_usize, 0_usize, 0_usize) })? {
-        0 => finish(child),
+        0 => finish(parent, child),
         pid => Ok(Pid::from_raw(pid as i32)),
     }
 }
 
-fn finish(child: impl FnOnce() -> i32) -> ! {
+fn finish(parent: Pid, child: impl FnOnce() -> i32) -> ! {
+    die_with(parent);
     let status = child();
     // SAFETY: ends this process only, without the exit handlers and buffers that it shares with its parent.
     unsafe { libc::_exit(status) }
 }
 
-/// Leaves root for `id`, without supplementary groups, and stays able to write its own id maps.
+/// Leaves root for `id`, without supplementary groups, stays able to write its own id maps and still dies with its parent.
 pub fn become_user(id: u32) -> Result<(), Errno> {
+    let parent = getppid();
     nix::unistd::setgroups(&[])?;
     nix::unistd::setresgid(id.into(), id.into(), id.into())?;
     nix::unistd::setresuid(id.into(), id.into(), id.into())?;
+    die_with(parent);
     // A change of user makes the process undumpable and its /proc files root's.
     nix::sys::prctl::set_dumpable(true)
 }

@@ -453,25 +453,38 @@ pub fn fork(main: impl FnOnce() -> i32) -> Result<Pid, Errno> {
     }
 }
 
+/// Ends the calling process when `parent` ends, or now if it has: the kernel sends no signal for a death before the call
+/// (`PR_SET_PDEATHSIG`). In a new pid namespace, where every parent outside it is 0, nothing is known of an earlier death.
+/// To be called again after a change of user, which takes the link away.
+pub fn die_with(parent: Pid) {
+    let linked = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
+    let now = nix::unistd::getppid();
+    if linked.is_err() || (now != parent && now.as_raw() != 0) {
+        // SAFETY: ends this process only.
+        unsafe { libc::_exit(1) };
+    }
+}
+
 /// A user namespace with one mapped user, for id-mapped mounts. Only root can make one for another user.
 pub fn user_namespace(user: OneUser) -> Result<std::os::fd::OwnedFd, Errno> {
     use nix::fcntl::{AT_FDCWD, OFlag, openat};
     use nix::sys::signal::{Signal, kill};
     use nix::sys::stat::Mode;
 
-    extern "C" fn wait_to_be_killed(_: *mut libc::c_void) -> libc::c_int {
-        // SAFETY: integers.
-        unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
+    extern "C" fn wait_to_be_killed(parent: *mut libc::c_void) -> libc::c_int {
+        // SAFETY: the caller passes its own pid, of which this process has a copy.
+        die_with(unsafe { *parent.cast::<Pid>() });
         loop {
             // SAFETY: no arguments.
             unsafe { libc::syscall(libc::SYS_rt_sigsuspend, &0u64, 8) };
         }
     }
     let mut stack = Stack::new();
+    let mut parent = nix::unistd::getpid();
     // Not vfork: the child has to wait while its maps are written. It gets a copy of the memory and touches none.
     // SAFETY: without CLONE_VM the child runs on its own copy of `stack`.
     let pid = Errno::result(unsafe {
-        libc::clone(wait_to_be_killed, stack.top(), libc::CLONE_NEWUSER | libc::SIGCHLD, std::ptr::null_mut())
+        libc::clone(wait_to_be_killed, stack.top(), libc::CLONE_NEWUSER | libc::SIGCHLD, (&raw mut parent).cast())
     })?;
     let namespace = || {
         let write = |file: &str, inside, outside| {
