@@ -24,12 +24,27 @@
 //! [`hello::ToFar`] and [`hello::ToNear`]. Near opens streams that begin with a [`hello::Wanted`], e.g. one client of the
 //! session protocol; far opens streams that begin with a [`hello::Way`]: one connection out of the sandbox, which the rules here decide about.
 
+pub(crate) mod far;
+mod files;
+pub(crate) mod hello;
+pub(crate) mod mux;
+mod near;
+mod ssh;
+mod standard;
+mod ways;
+
 use std::future::Future;
 use std::pin::Pin;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::args::{self, BackendArgs, PlanArgs, PolicyArgs, RunArgs, ServeArgs};
 use crate::error::Error;
+use crate::events::Log;
+use crate::output;
+use crate::session::Found;
+use hello::Errand;
+use near::{Near, Said};
 
 /// How this program is started on the other side: `hermes-sandbox remote`.
 pub(crate) const FAR_COMMAND: &str = "remote";
@@ -56,7 +71,7 @@ pub(crate) trait Backend: Send {
     ///
     /// # Errors
     /// The option, and why.
-    fn refuse(&self, args: &crate::args::PolicyArgs) -> Result<(), Error>;
+    fn refuse(&self, args: &PolicyArgs) -> Result<(), Error>;
 
     /// Starts the far half. Called within a runtime of tokio, on whose thread the channel is used from then on.
     ///
@@ -64,8 +79,55 @@ pub(crate) trait Backend: Send {
     /// One line: what failed, why, and what to do. Nothing is left running then.
     fn launch(&mut self) -> Later<'_, Result<Box<dyn Channel>, Error>>;
 
-    /// Asked once after the channel ended before the far half had said that it ends: what the transport knows about it.
+    /// Asked when the channel ended before the far half had said its [`GREETING`]: why.
+    fn why_silent(&mut self) -> Option<Error> {
+        None
+    }
+
+    /// Asked when the channel ended before the far half had said that it ends: what the transport has to say about it.
     fn epitaph(&mut self) -> Later<'_, Option<String>> {
         Box::pin(std::future::ready(None))
     }
+}
+
+/// The backend that the options choose.
+fn backend(place: &BackendArgs) -> Result<Box<dyn Backend>, Error> {
+    match place.chosen()? {
+        args::Backend::Ssh => Ok(Box::new(ssh::Ssh::new(place)?)),
+        _ => Err(Error::usage("there is nothing on another kernel here")),
+    }
+}
+
+/// Runs a command there, with our own streams. Returns the exit status.
+pub(crate) fn run(args: RunArgs, log: &mut Log) -> Result<u8, Error> {
+    near::run(backend(&args.policy.place)?, args, log)
+}
+
+/// Opens a sandbox there and serves its clients here. Returns the exit status.
+pub(crate) fn serve(args: &ServeArgs, found: Found, log: &mut Log) -> Result<u8, Error> {
+    near::serve(backend(&args.policy.place)?, args, found, log)
+}
+
+/// Prints what would be done there.
+pub(crate) fn plan(args: &PlanArgs) -> Result<u8, Error> {
+    let backend = backend(&args.policy.place)?;
+    backend.refuse(&args.policy)?;
+    let errand = Errand::Plan { command: hello::Bytes::words(&args.command), json: args.json };
+    answered(Near::start(backend, &args.policy, errand, &Log::default())?, args.json)
+}
+
+/// Prints what the machine there can enforce.
+pub(crate) fn doctor(place: &BackendArgs, json: bool, verbose: bool) -> Result<u8, Error> {
+    answered(Near::start(backend(place)?, &PolicyArgs::default(), Errand::Doctor { json, verbose }, &Log::default())?, json)
+}
+
+fn answered(mut near: Near, json: bool) -> Result<u8, Error> {
+    let Said::Answer { text, status } = near.wait()? else { return Err(Error::setup("the other side did not answer")) };
+    if json {
+        let value: serde_json::Value =
+            serde_json::from_str(&text).map_err(|e| Error::setup(format!("the other side's answer is not understood: {e}")))?;
+        return output::print_json(&value).map(|()| status);
+    }
+    let lines = text.lines().map(|line| output::clean(line).into_owned() + "\n");
+    output::print(&lines.collect::<String>()).map(|()| status)
 }
