@@ -53,7 +53,12 @@ pub(crate) fn prepare(args: &PolicyArgs, command: &[OsString]) -> Result<Prepare
 }
 
 /// The same for a policy that is there already. `args` has the wishes that are no part of it.
-pub(crate) fn prepare_for(args: &PolicyArgs, command: &[OsString], caller: Caller, resolved: Resolved) -> Result<Prepared, Error> {
+pub(crate) fn prepare_for(
+    args: &PolicyArgs,
+    command: &[OsString],
+    caller: Caller,
+    resolved: Resolved,
+) -> Result<Prepared, Error> {
     let mut policy = resolved.policy;
     let environment = environment::filter(&policy.environment, caller.variables.iter().cloned());
     let git = needs::add(&mut policy, &caller, command, &environment.passed);

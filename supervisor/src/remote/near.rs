@@ -96,7 +96,8 @@ impl Near {
         let name = backend.name();
         let cannot = |e: io::Error| Error::setup(format!("cannot start what leads to the other side: {e}"));
         let runtime = Builder::new_current_thread().enable_all().build().map_err(cannot)?;
-        let link = Link { backend, name: name.clone(), hello: Hello { errand, asked }, deciding: decider, log: log.another()?, says };
+        let link =
+            Link { backend, name: name.clone(), hello: Hello { errand, asked }, deciding: decider, log: log.another()?, says };
         std::thread::Builder::new().name("hermes-link".to_owned()).spawn(move || link.run(&runtime, ordered)).map_err(cannot)?;
         Ok(Self { name, orders, said })
     }
@@ -154,7 +155,10 @@ struct Asker {
 
 impl Asker {
     fn new(args: &PolicyArgs, caller: &Caller) -> Result<Self, Error> {
-        let none = || Error::usage("a sandbox on another machine needs --workspace").hint("name a directory there: absolute, or below the home directory there");
+        let none = || {
+            Error::usage("a sandbox on another machine needs --workspace")
+                .hint("name a directory there: absolute, or below the home directory there")
+        };
         args.workspace.as_ref().ok_or_else(none)?;
         Ok(Self { args: args.clone(), caller: caller.clone() })
     }
