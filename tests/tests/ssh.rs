@@ -412,3 +412,124 @@ fn the_program_is_brought_once_and_from_chatty_hosts() {
     // It is the whole program: what was put aside there is looked at there.
     run_to_end(sandbox.plain_command(bin.join("hermes-sandbox")).args(["quarantine", "list"]).env("HOME", &remote.home)).ok();
 }
+
+#[test]
+fn a_silent_connection_is_given_up_on_both_sides() {
+    let Some((sandbox, remote)) = far() else { return };
+    let word = sandbox.canary("silent");
+    let mut command = sandbox.inside(["/bin/sh", "-c", &format!(": {word}; echo ready > ready; sleep 300; :")]);
+    let mut near = Live::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    assert!(wait_until(60, || !remote.read("ready").is_empty()));
+    // Alive while nothing happens.
+    std::thread::sleep(Duration::from_secs(17));
+    assert!(near.try_wait().unwrap().is_none() && !left(&remote).is_empty());
+    // As when the network between them is cut: nobody hears of it.
+    let config = remote.config.display().to_string();
+    let client = processes_with(&config).into_iter().find(|line| line.contains("ssh -F ")).unwrap();
+    let begun = Instant::now();
+    kill(pid(&client), Signal::SIGSTOP).unwrap();
+    assert!(wait_until(25, || left(&remote).is_empty()), "{:?}", left(&remote));
+    assert_gone(&word);
+    let output = near.output();
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(125), "{said}");
+    assert!(said.contains("was lost") && said.contains("nothing came from there for 15 s"), "{said}");
+    assert!(processes_with(&config).is_empty(), "{:?}", processes_with(&config));
+}
+
+#[test]
+fn one_that_stands_still_is_not_given_up() {
+    let Some((sandbox, remote)) = far() else { return };
+    let mut command = sandbox.inside(["/bin/sh", "-c", "echo ready > ready; until [ -e go ]; do sleep 0.1; done; echo went"]);
+    let near = Live::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    assert!(wait_until(60, || !remote.read("ready").is_empty()));
+    let pid = Pid::from_raw(near.id() as i32);
+    // What Ctrl-Z sends.
+    kill(pid, Signal::SIGTSTP).unwrap();
+    std::thread::sleep(Duration::from_secs(20));
+    remote.write("go", "");
+    std::thread::sleep(Duration::from_secs(1));
+    kill(pid, Signal::SIGCONT).unwrap();
+    let output = near.output();
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), &b"went\n"[..]), "{output:?}");
+}
+
+#[test]
+fn routes_are_replaced_from_here() {
+    need!("curl", "unshare", "ip");
+    let Some(internet) = Internet::here() else { return };
+    let sandbox = internet.with(&[Route::to("plain.test", &[80])]);
+    let Some(remote) = without_network(&sandbox) else { return };
+    let mut start = sandbox.hermes();
+    let profile = sandbox.outside.join("profile.toml");
+    start.args(["serve", "--profile"]).arg(&profile).args(remote.flags()).stderr(Stdio::null());
+    let mut rpc = Rpc::start(&mut start);
+    rpc.ask("initialize", json!({"protocol": 1}));
+    let word = sandbox.canary("path");
+    let get = |rpc: &mut Rpc, url: &str| {
+        let end =
+            rpc.ask("exec", json!({"argv": ["curl", "-sS", "--noproxy", "*", "--max-time", "10", format!("{url}/{word}")]}));
+        end["status"] == 0
+    };
+    assert!(get(&mut rpc, "http://plain.test") && !get(&mut rpc, "https://other.test"));
+    let held = rpc.ask("routes", json!({}));
+    assert_eq!((&held["generation"], held["routes"].as_array().map(Vec::len)), (&json!(0), Some(1)), "{held}");
+    let mut route = held["routes"][0].clone();
+    (route["host"], route["ports"]) = (json!("other.test"), json!([443]));
+    let set = rpc.ask("set-routes", json!({"routes": [&route]}));
+    assert_eq!(set["generation"], 1);
+    // Another port than before.
+    assert!(get(&mut rpc, "https://other.test") && !get(&mut rpc, "http://plain.test"));
+    let mut secret = route.clone();
+    secret["secret"] = json!({"name": "key", "header": "A", "format": "{}"});
+    assert!(rpc.refused("set-routes", json!({"routes": [secret]}))["message"].as_str().unwrap().contains("profile"));
+}
+
+#[test]
+fn without_namespaces_the_rules_are_those_of_here_too() {
+    need!("curl", "unshare", "ip");
+    let Some(internet) = Internet::here() else { return };
+    let sandbox = internet.with(&[Route::to("plain.test", &[80])]);
+    let Some(remote) = without_network(&sandbox) else { return };
+    let losses = run_to_end(
+        sandbox
+            .hermes()
+            .args(["plan", "--json", "--tier", "landlock", "--profile"])
+            .arg(sandbox.outside.join("profile.toml"))
+            .args(remote.flags()),
+    );
+    let plan: serde_json::Value = serde_json::from_slice(&losses.stdout).unwrap_or_else(|_| panic!("{}", losses.report()));
+    let lost = plan["plan"]["lost"].as_array().unwrap();
+    let accepted = lost.iter().flat_map(|lost| ["--accept-loss".to_owned(), lost["guarantee"].as_str().unwrap().to_owned()]);
+    let sandbox = sandbox.flags(remote.flags()).flags(["--tier", "landlock"]).flags(accepted);
+    let word = sandbox.canary("path");
+    let script = format!(
+        "curl -sS --noproxy '*' --max-time 10 http://plain.test/{word}/yes; echo \" $?\"
+         curl -sS --noproxy '*' --max-time 10 http://other.test/{word}/no; echo \" $?\"; curl -sS --noproxy '*' --max-time 5 http://93.184.216.34/{word}/no; echo END"
+    );
+    let result = sandbox.sh(&script);
+    if plan["plan"]["network"] == "no-sockets" {
+        hermes_tests::skip!("this kernel does not mediate the network without namespaces");
+    }
+    result.ok().says("END");
+    let targets: Vec<String> =
+        internet.seen(&word).iter().filter_map(|line| line["target"].as_str().map(str::to_owned)).collect();
+    assert!(
+        targets.iter().any(|t| t.ends_with("/yes")) && !targets.iter().any(|t| t.ends_with("/no")),
+        "{targets:?}\n{}",
+        result.report()
+    );
+}
+
+#[test]
+fn mcp_hosts_are_served_too() {
+    let Some((sandbox, remote)) = far() else { return };
+    remote.write("f", "of the other host\n");
+    let mut rpc = Rpc::start(sandbox.hermes().args(["serve", "--mcp"]).args(remote.flags()).stderr(Stdio::null()));
+    let info = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
+    rpc.ask("initialize", info);
+    rpc.send("{\"jsonrpc\":\"2.0\",\"method\":\"notifications/initialized\"}\n");
+    let answer = rpc.ask("tools/call", json!({"name": "exec", "arguments": {"command": "cat f"}}));
+    assert!(answer.to_string().contains("of the other host"), "{answer}");
+}
