@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -40,6 +42,10 @@ fn commands_run_there_and_end_as_here() {
     result.exits(7).says(&format!("{}\n", remote.workspace.display())).says("of the other host");
     assert_eq!(result.err(), "err\n", "{}", result.report());
     assert_eq!((remote.read("made"), sandbox.read("made")), ("made\n".into(), String::new()));
+    // As files are made by the user there.
+    sandbox.plain_sh("echo > by-me").ok();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+    assert_eq!(mode(&remote.workspace.join("made")), mode(&sandbox.workspace.join("by-me")));
     sandbox.sh("kill -9 $$").exits(137);
     sandbox.run(["no-such-program"]).exits(127);
     sandbox.run(["/etc/passwd"]).exits(126);
@@ -469,7 +475,7 @@ fn routes_are_replaced_from_here() {
     let word = sandbox.canary("path");
     let get = |rpc: &mut Rpc, url: &str| {
         let end =
-            rpc.ask("exec", json!({"argv": ["curl", "-sS", "--noproxy", "*", "--max-time", "10", format!("{url}/{word}")]}));
+            rpc.ask("exec", json!({"argv": ["curl", "-sSk", "--noproxy", "*", "--max-time", "10", format!("{url}/{word}")]}));
         end["status"] == 0
     };
     assert!(get(&mut rpc, "http://plain.test") && !get(&mut rpc, "https://other.test"));
