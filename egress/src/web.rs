@@ -5,6 +5,7 @@
 
 mod answer;
 mod framing;
+mod request_body;
 mod target;
 mod watched;
 
@@ -18,7 +19,6 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
 use http::{Method, Request, Response, StatusCode, Version};
-use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
@@ -39,6 +39,7 @@ use crate::stream::Counted;
 use crate::upstream::{Body, Target, Upstreams};
 
 use answer::Lookout;
+use request_body::RequestBody;
 pub(crate) use target::Entry;
 use watched::{Watch, Watched};
 
@@ -125,6 +126,7 @@ impl Session {
     async fn answer(self: &Arc<Self>, mut request: Request<Incoming>) -> Response<Body> {
         let upgrade = hyper::upgrade::on(&mut request);
         let (parts, body) = request.into_parts();
+        let body = RequestBody::new(body, parts.version);
         let asked = Asked { method: parts.method.clone(), uri: parts.uri.clone() };
         if let Some(why) = self.watch.tell() {
             let (host, port) = self.entry.place();
@@ -201,7 +203,7 @@ impl Session {
         port: u16,
         asked: &Asked,
         parts: Parts,
-        body: Incoming,
+        body: RequestBody,
         upgrade: OnUpgrade,
     ) -> Result<Response<Body>, Reason> {
         let egress = &self.egress;
@@ -219,7 +221,7 @@ impl Session {
         }
         let websocket = target::wants_websocket(&parts);
         let tls = matches!(self.entry, Entry::Host { tls: true, .. });
-        let body = limited(&parts, body, rule.rules.max_body)?;
+        let body = request_body::limited(&parts, body, rule.rules.max_body)?;
         let mut outgoing = Outgoing::new(parts, host, port, tls, &rule)?;
         outgoing.target.generation = rules.generation();
         target::end_to_end(&mut outgoing.parts.headers);
@@ -387,16 +389,6 @@ fn join_cookies(headers: &mut HeaderMap) {
     {
         headers.insert(header::COOKIE, joined);
     }
-}
-
-/// The body, ended by an error where it is larger than the rule allows.
-fn limited(parts: &Parts, body: Incoming, limit: Option<u64>) -> Result<Body, Reason> {
-    let Some(limit) = limit else { return Ok(body.map_err(Into::into).boxed_unsync()) };
-    let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    if announced.is_some_and(|length| length > limit) {
-        return Err(Reason::BodyTooLarge { limit });
-    }
-    Ok(Limited::new(body, usize::try_from(limit).unwrap_or(usize::MAX)).boxed_unsync())
 }
 
 /// Our own header, which no answer from outside may carry.
