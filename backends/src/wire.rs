@@ -52,7 +52,10 @@ pub enum Request {
     /// Answered by [`Event::Ready`] when all that was asked before is done.
     Ready,
     /// Open a pseudo-terminal for the next job; answered by [`Event::Terminal`].
-    OpenTerminal,
+    OpenTerminal {
+        /// Rows and columns, so that the job never sees another size; 0 and 0 if they are not known yet.
+        size: (u16, u16),
+    },
     /// Send a signal to a job.
     Signal {
         /// Which.

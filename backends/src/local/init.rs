@@ -22,6 +22,7 @@ use caps::{CapSet, Capability};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::pty::Winsize;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, pthread_sigmask};
@@ -150,7 +151,7 @@ fn first_job(channel: &Channel, mut jobs: Jobs, cover: impl Fn(Vec<Cover>) -> bo
     let mut terminal = None;
     loop {
         match channel.receive::<Request>() {
-            Ok(Some((Request::OpenTerminal, _))) => terminal = give_terminal(channel),
+            Ok(Some((Request::OpenTerminal { size }, _))) => terminal = give_terminal(channel, size),
             Ok(Some((Request::Spawn(spawn), fds))) => {
                 let started = standard(&spawn, terminal.take(), fds).and_then(|stdio| spawner::start(&spawn, &stdio, false));
                 let _ = enter_job(channel, &mut jobs, (spawn.job, spawn.ends), started);
@@ -415,7 +416,7 @@ impl Init {
     fn obey(&mut self, channel: &Channel, request: Request, fds: Vec<OwnedFd>) -> Option<i32> {
         match request {
             Request::Setup(_) => {}
-            Request::OpenTerminal => self.terminal = give_terminal(channel),
+            Request::OpenTerminal { size } => self.terminal = give_terminal(channel, size),
             // Without a mount namespace there is nothing to cover with, and nobody asks.
             Request::Cover(_) if self.tier == Tier::Landlock => {}
             Request::Cover(covers) => cover_names(channel, &covers),
@@ -511,17 +512,19 @@ impl Init {
 }
 
 /// A pseudo-terminal of the sandbox's own devpts.
-fn open_terminal() -> Result<(OwnedFd, OwnedFd), StepError> {
+fn open_terminal((ws_row, ws_col): (u16, u16)) -> Result<(OwnedFd, OwnedFd), StepError> {
     let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let master = openat(AT_FDCWD, "/dev/ptmx", flags, Mode::empty()).at_path(Step::Terminal, "/dev/ptmx")?;
     sys::thread::unlock_terminal(master.as_fd()).at(Step::Terminal)?;
     let slave = sys::thread::terminal_peer(master.as_fd()).at(Step::Terminal)?;
+    let size = Winsize { ws_row, ws_col, ws_xpixel: 0, ws_ypixel: 0 };
+    sys::thread::set_window_size(master.as_fd(), &size).at(Step::Terminal)?;
     Ok((master, slave))
 }
 
 /// Opens a pseudo-terminal, sends its master to the supervisor and returns the other end.
-fn give_terminal(channel: &Channel) -> Option<OwnedFd> {
-    match open_terminal() {
+fn give_terminal(channel: &Channel, size: (u16, u16)) -> Option<OwnedFd> {
+    match open_terminal(size) {
         Ok((master, slave)) => {
             let _ = channel.send(&Event::Terminal, &[master.as_fd()]);
             Some(slave)
