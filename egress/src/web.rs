@@ -39,6 +39,8 @@ use crate::stream::Counted;
 use crate::upstream::{Body, Target, Upstreams};
 
 use answer::Lookout;
+#[doc(hidden)]
+pub use framing::framed;
 pub(crate) use target::Entry;
 use watched::{Watch, Watched};
 
