@@ -235,6 +235,7 @@ fn content_words(content: &Content) -> &'static str {
 
 fn rights_word(rights: PathRights) -> &'static str {
     match rights {
+        Content::NameServices => "the host's, but names of hosts are looked up in files and by DNS alone",
         PathRights::List => "list",
         PathRights::Read => "read",
         PathRights::Write => "write",
