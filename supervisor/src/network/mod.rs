@@ -89,8 +89,15 @@ impl WayOut {
             return Err(Error::setup("ports of the loopback cannot be shared without a network namespace")
                 .hint("leave --connect and --publish out, or use a kernel with user and network namespaces"));
         }
-        let publish: &[u16] =
-            if plan.network == NetworkPlan::Private { &publish.iter().copied().collect::<Vec<_>>() } else { &[] };
+        if plan.network == NetworkPlan::Notified && !publish.is_empty() {
+            return Err(Error::setup(
+                "no port can be published without a network namespace: there every server of the sandbox is on the host's loopback, \
+                 under whatever port it can get",
+            )
+            .hint("leave --publish out and connect to the server's own port, or use a kernel with user and network namespaces"));
+        }
+        // With the host's network what listens inside listens there.
+        let publish: Vec<u16> = publish.iter().copied().filter(|_| plan.network == NetworkPlan::Private).collect();
         if plan.gateway.is_none() && plan.connect.is_empty() && publish.is_empty() {
             return Ok(None);
         }
