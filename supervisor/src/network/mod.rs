@@ -1,6 +1,7 @@
 //! The mediated way out of one sandbox: the proxy in a thread of its own, and what it has to tell.
 
 mod calls;
+mod foretell;
 mod loopback;
 mod told;
 mod trust;
@@ -35,6 +36,7 @@ use crate::output;
 use crate::secrets::sandbox::SandboxSecrets;
 use calls::Calls;
 use told::Told;
+pub(crate) use foretell::foretell;
 use unknown::{Ask, Audit};
 
 /// How long connections may go on after the sandbox has ended.
