@@ -188,7 +188,8 @@ pub fn route_of(first: &str, second: &str, host: &str) {
     let spelled = host.to_string();
     // Labels of a pattern that are the host's last ones; all of them, for the host itself.
     let covers = |pattern: &str| -> Option<usize> {
-        let address = pattern.parse::<std::net::IpAddr>().map(|address| Host::from(address).to_string());
+        let bare = pattern.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(pattern);
+        let address = bare.parse::<std::net::IpAddr>().map(|address| Host::from(address).to_string());
         let pattern = address.unwrap_or_else(|_| pattern.trim_end_matches('.').to_ascii_lowercase());
         let Some(domain) = pattern.strip_prefix("*.") else { return (pattern == spelled).then_some(usize::MAX) };
         let (own, wanted): (Vec<&str>, Vec<&str>) = (spelled.split('.').collect(), domain.split('.').collect());

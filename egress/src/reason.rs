@@ -137,6 +137,20 @@ impl Reason {
         Self::Malformed { detail: detail.into() }
     }
 
+    /// Words of somebody else.
+    fn repeats(&mut self) -> Option<&mut String> {
+        match self {
+            Self::AmbiguousPath { detail: text }
+            | Self::Malformed { detail: text }
+            | Self::OtherHost { named: text }
+            | Self::Unsupported { detail: text }
+            | Self::Placeholder { place: text }
+            | Self::Unresolved { detail: text }
+            | Self::Unreachable { detail: text } => Some(text),
+            _ => None,
+        }
+    }
+
     pub(crate) fn unsupported(detail: impl Into<String>) -> Self {
         Self::Unsupported { detail: detail.into() }
     }
@@ -171,12 +185,17 @@ pub struct Refusal {
     pub allow: Option<String>,
 }
 
-/// Longest path that is repeated in a message.
-const LONGEST_PATH: usize = 512;
+/// Most characters that are repeated of what a program or a server sent.
+const LONGEST: usize = 512;
+/// The same of a method.
+const LONGEST_METHOD: usize = 64;
 
 impl Refusal {
     /// A refusal of a connection.
-    pub fn new(sandbox: &str, host: Option<&Host>, port: u16, reason: Reason) -> Self {
+    pub fn new(sandbox: &str, host: Option<&Host>, port: u16, mut reason: Reason) -> Self {
+        if let Some(text) = reason.repeats() {
+            *text = text.chars().take(LONGEST).collect();
+        }
         let mut refusal = Self {
             sandbox: sandbox.to_owned(),
             host: host.cloned(),
@@ -194,8 +213,8 @@ impl Refusal {
     /// The same of a request. The query is left out.
     pub fn of_request(mut self, method: &str, path: &str) -> Self {
         let path = path.split(['?', '#']).next().unwrap_or_default();
-        self.method = Some(method.to_owned());
-        self.path = Some(path.chars().take(LONGEST_PATH).collect());
+        self.method = Some(method.chars().take(LONGEST_METHOD).collect());
+        self.path = Some(path.chars().take(LONGEST).collect());
         self.allow = self.remedy();
         self
     }
@@ -237,5 +256,9 @@ mod tests {
         assert_eq!(json["reason"], "method");
         assert_eq!(json["path"], "/v1/x");
         assert_eq!(json["allow"], "network.route = [{ host = \"api.example.test\", ports = [443], methods = [\"PUT\"] }]");
+        let long = "x".repeat(60_000);
+        let repeated =
+            Refusal::new("s", Some(&host), 443, Reason::AmbiguousPath { detail: long.clone() }).of_request(&long, &long);
+        assert!(serde_json::to_string(&repeated).unwrap().len() < 3_000, "a program does not decide how much is written");
     }
 }

@@ -3,6 +3,7 @@
 mod calls;
 mod foretell;
 mod loopback;
+mod pace;
 mod told;
 mod trust;
 mod unknown;
@@ -35,8 +36,8 @@ use crate::events::Log;
 use crate::output;
 use crate::secrets::sandbox::SandboxSecrets;
 use calls::Calls;
-use told::Told;
 pub(crate) use foretell::foretell;
+use told::Told;
 use unknown::{Ask, Audit};
 
 /// How long connections may go on after the sandbox has ended.

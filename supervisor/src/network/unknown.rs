@@ -85,20 +85,25 @@ impl Ask {
             host: host.to_owned(),
             port,
         };
+        let told = self.told.may_ask();
         let id = match self.approvals.ask(&question) {
             Ok(id) => id,
             Err(e) => {
-                output::complain(&format!("cannot ask whether {} may be reached: {e}", output::clean(host)));
+                if told {
+                    output::complain(&format!("cannot ask whether {} may be reached: {e}", output::clean(host)));
+                }
                 return None;
             }
         };
         let _withdrawn = Withdrawn(&self.approvals, id);
-        self.told.note(&Event::ApprovalAsked { id, host, port });
-        output::complain(&format!(
-            "{}:{port} is to be reached; `hermes-sandbox approvals allow {id}` or `deny {id}` within {} s",
-            output::clean(host),
-            PATIENCE.as_secs()
-        ));
+        if told {
+            self.told.note(&Event::ApprovalAsked { id, host, port });
+            output::complain(&format!(
+                "{}:{port} is to be reached; `hermes-sandbox approvals allow {id}` or `deny {id}` within {} s",
+                output::clean(host),
+                PATIENCE.as_secs()
+            ));
+        }
         let end = Instant::now() + PATIENCE;
         let answer = loop {
             match self.approvals.answer(id) {
@@ -111,7 +116,9 @@ impl Ask {
             Some(false) => "deny",
             None => "no answer",
         };
-        self.told.note(&Event::ApprovalDecided { id, host, port, decision });
+        if told || answer.is_some() {
+            self.told.note(&Event::ApprovalDecided { id, host, port, decision });
+        }
         answer
     }
 }
