@@ -82,6 +82,9 @@ pub enum Reason {
     /// More than the route allows in a time.
     #[error("more requests than the route allows")]
     Rate,
+    /// All that may be under way in the sandbox at a time is.
+    #[error("requests that are under way take all the memory that the sandbox has for them; try again when some have ended")]
+    Busy,
     /// A placeholder of a secret where no rule wants it.
     #[error("the placeholder of a secret was sent where the policy has no use for it: {place}")]
     Placeholder {
@@ -128,13 +131,10 @@ impl Reason {
             Self::BodyTooLarge { .. } => http::StatusCode::PAYLOAD_TOO_LARGE,
             Self::Rate => http::StatusCode::TOO_MANY_REQUESTS,
             Self::Silence => http::StatusCode::REQUEST_TIMEOUT,
+            Self::Busy => http::StatusCode::SERVICE_UNAVAILABLE,
             _ if self.is_failure() => http::StatusCode::BAD_GATEWAY,
             _ => http::StatusCode::FORBIDDEN,
         }
-    }
-
-    pub(crate) fn malformed(detail: impl Into<String>) -> Self {
-        Self::Malformed { detail: detail.into() }
     }
 
     /// Words of somebody else.
@@ -149,6 +149,10 @@ impl Reason {
             | Self::Unreachable { detail: text } => Some(text),
             _ => None,
         }
+    }
+
+    pub(crate) fn malformed(detail: impl Into<String>) -> Self {
+        Self::Malformed { detail: detail.into() }
     }
 
     pub(crate) fn unsupported(detail: impl Into<String>) -> Self {
@@ -252,13 +256,13 @@ mod tests {
         let refusal = Refusal::new("s", Some(&host), 443, Reason::NoRoute);
         assert_eq!(refusal.allow.as_deref(), Some("--allow-host api.example.test:443"));
         let refusal = Refusal::new("s", Some(&host), 443, Reason::Method).of_request("PUT", "/v1/x?key=1");
-        let json = serde_json::to_value(&refusal).unwrap();
-        assert_eq!(json["reason"], "method");
-        assert_eq!(json["path"], "/v1/x");
-        assert_eq!(json["allow"], "network.route = [{ host = \"api.example.test\", ports = [443], methods = [\"PUT\"] }]");
         let long = "x".repeat(60_000);
         let repeated =
             Refusal::new("s", Some(&host), 443, Reason::AmbiguousPath { detail: long.clone() }).of_request(&long, &long);
         assert!(serde_json::to_string(&repeated).unwrap().len() < 3_000, "a program does not decide how much is written");
+        let json = serde_json::to_value(&refusal).unwrap();
+        assert_eq!(json["reason"], "method");
+        assert_eq!(json["path"], "/v1/x");
+        assert_eq!(json["allow"], "network.route = [{ host = \"api.example.test\", ports = [443], methods = [\"PUT\"] }]");
     }
 }
