@@ -42,6 +42,9 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// Most bytes of a response head.
 const HEAD: usize = 256 * 1024;
 
+/// Bytes that a server may send on a connection of HTTP/2 before they went on.
+const WINDOW: u32 = 2 << 20;
+
 /// Where a request goes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Target {
@@ -184,6 +187,7 @@ impl Upstreams {
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .max_header_list_size(HEAD as u32)
+            .initial_connection_window_size(WINDOW)
             .handshake(TokioIo::new(stream))
             .await
             .map_err(Reason::unreachable)?;

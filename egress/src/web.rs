@@ -6,6 +6,7 @@
 mod answer;
 mod framing;
 mod request_body;
+mod room;
 mod target;
 mod watched;
 
@@ -39,7 +40,10 @@ use crate::stream::Counted;
 use crate::upstream::{Body, Target, Upstreams};
 
 use answer::Lookout;
+#[doc(hidden)]
+pub use framing::framed;
 use request_body::RequestBody;
+use room::{Room, room};
 pub(crate) use target::Entry;
 use watched::{Watch, Watched};
 
@@ -49,6 +53,11 @@ const HEAD: usize = 64 * 1024;
 const FIELDS: usize = 128;
 /// Requests side by side on one HTTP/2 connection.
 const STREAMS: u32 = 32;
+/// Bytes that a connection of HTTP/2 inside may send before they went on, for a request and for all of its requests, and that wait for it
+/// for a request. It is on this machine: there is no delay that more would make up for.
+const WINDOW: u32 = 64 * 1024;
+const CONNECTION_WINDOW: u32 = 128 * 1024;
+const UNSENT: usize = 64 * 1024;
 
 /// Which protocol a connection speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +99,17 @@ pub(crate) async fn serve<S>(
     let ended = Arc::clone(&session);
     let service = service_fn(move |request| {
         let session = Arc::clone(&session);
-        async move { Ok::<_, Infallible>(session.answer(request).await) }
+        // Before anything waits: what has no room is gone when the next request is read.
+        let taken = match room(session.egress.heads(), &request) {
+            Some(room) => Ok((request, room)),
+            None => Err(session.busy(&request)),
+        };
+        async move {
+            Ok::<_, Infallible>(match taken {
+                Ok((request, room)) => session.answer(request, room).await,
+                Err(busy) => busy,
+            })
+        }
     });
     let limits = &egress.config().limits;
     // In its place from the beginning: a future that is moved takes its room twice, and thousands may wait here.
@@ -106,6 +125,8 @@ pub(crate) async fn serve<S>(
             Protocol::Http2 => {
                 let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
                 builder.timer(TokioTimer::new()).max_header_list_size(HEAD as u32 / 2).max_concurrent_streams(STREAMS);
+                builder.initial_stream_window_size(WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
+                builder.max_send_buf_size(UNSENT);
                 builder.serve_connection(TokioIo::new(stream), service).await
             }
         }
@@ -123,7 +144,7 @@ pub(crate) async fn serve<S>(
 }
 
 impl Session {
-    async fn answer(self: &Arc<Self>, mut request: Request<Incoming>) -> Response<Body> {
+    async fn answer(self: &Arc<Self>, mut request: Request<Incoming>, room: Room) -> Response<Body> {
         let upgrade = hyper::upgrade::on(&mut request);
         let (parts, body) = request.into_parts();
         let body = RequestBody::new(body, parts.version);
@@ -151,13 +172,21 @@ impl Session {
             },
         };
         self.egress.consider(&host, port).await;
-        match self.forward(&host, port, &asked, parts, body, upgrade).await {
+        match self.forward(&host, port, &asked, Arrived { parts, body, upgrade, room }).await {
             Ok(response) => response,
             Err(reason) => {
                 let reason = self.watch.tell().map_or(reason, Reason::malformed);
                 self.refuse(Some(&host), port, &asked, reason)
             }
         }
+    }
+
+    /// There is no room for one more request.
+    fn busy(&self, request: &Request<Incoming>) -> Response<Body> {
+        let asked = Asked { method: request.method().clone(), uri: request.uri().clone() };
+        let (host, port) = self.entry.place();
+        let refused = self.refuse(host, port, &asked, Reason::Busy);
+        if request.version() == Version::HTTP_2 { refused } else { answer::last(refused) }
     }
 
     fn refuse(&self, host: Option<&Host>, port: u16, asked: &Asked, reason: Reason) -> Response<Body> {
@@ -202,9 +231,7 @@ impl Session {
         host: &Host,
         port: u16,
         asked: &Asked,
-        parts: Parts,
-        body: RequestBody,
-        upgrade: OnUpgrade,
+        Arrived { parts, body, upgrade, room }: Arrived,
     ) -> Result<Response<Body>, Reason> {
         let egress = &self.egress;
         // From here on a change of the rules is noticed, also one before the answer.
@@ -259,7 +286,7 @@ impl Session {
             self.websocket(upgrade, outside, revoked(changes, move |rules| lasting.allowed_by(rules)));
             return Ok(answer::switching(response));
         }
-        Ok(answer::passed_on(response, changes, lasting, lookout))
+        Ok(answer::passed_on(response, changes, lasting, lookout, room))
     }
 
     fn record(&self, wanted: &Wanted<'_>, rule: &Rule, injected: Option<&Injected>, status: StatusCode) {
@@ -303,6 +330,14 @@ impl Session {
             }
         });
     }
+}
+
+/// A request as it came.
+struct Arrived {
+    parts: Parts,
+    body: RequestBody,
+    upgrade: OnUpgrade,
+    room: Room,
 }
 
 /// What a request asks for, when its parts have gone on.

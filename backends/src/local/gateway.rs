@@ -118,8 +118,9 @@ pub fn loopback(ports: &[u16]) -> Result<Vec<Listening>, StepError> {
 }
 
 /// A socket in the calling thread's network namespace, for who connects it from outside.
-pub fn unconnected() -> Result<OwnedFd, Errno> {
-    socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)
+pub fn unconnected(ipv6: bool) -> Result<OwnedFd, Errno> {
+    let family = if ipv6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
+    socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)
 }
 
 fn listeners(plan: &GatewayPlan) -> Result<Vec<Listening>, Errno> {

@@ -163,7 +163,7 @@ fn first_job(channel: &Channel, mut jobs: Jobs, cover: impl Fn(Vec<Cover>) -> bo
                     return None;
                 }
             }
-            Ok(Some((Request::Socket, _))) => give_socket(channel),
+            Ok(Some((Request::Socket { ipv6 }, _))) => give_socket(channel, ipv6),
             Ok(Some((Request::Listen(ports), _))) => listen(ports),
             Ok(Some((Request::Ready, _))) => drop(channel.send(&Event::Ready, &[])),
             Ok(Some(_)) => {}
@@ -172,8 +172,8 @@ fn first_job(channel: &Channel, mut jobs: Jobs, cover: impl Fn(Vec<Cover>) -> bo
     }
 }
 
-fn give_socket(channel: &Channel) {
-    let made = gateway::unconnected().ok();
+fn give_socket(channel: &Channel, ipv6: bool) {
+    let made = gateway::unconnected(ipv6).ok();
     let _ = channel.send(&Event::Socket, &made.iter().map(AsFd::as_fd).collect::<Vec<_>>());
 }
 
@@ -421,7 +421,7 @@ impl Init {
             Request::Cover(_) if self.tier == Tier::Landlock => {}
             Request::Cover(covers) => cover_names(channel, &covers),
             Request::Ready => drop(channel.send(&Event::Ready, &[])),
-            Request::Socket => give_socket(channel),
+            Request::Socket { ipv6 } => give_socket(channel, ipv6),
             Request::Listen(ports) => listen(channel, self.gateway.as_ref(), ports),
             Request::Spawn(spawn) => {
                 let named = (spawn.job, spawn.ends);

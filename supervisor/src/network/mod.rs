@@ -1,7 +1,9 @@
 //! The mediated way out of one sandbox: the proxy in a thread of its own, and what it has to tell.
 
 mod calls;
+mod foretell;
 mod loopback;
+mod pace;
 mod told;
 mod trust;
 mod unknown;
@@ -34,6 +36,7 @@ use crate::events::Log;
 use crate::output;
 use crate::secrets::sandbox::SandboxSecrets;
 use calls::Calls;
+pub(crate) use foretell::foretell;
 use told::Told;
 use unknown::{Ask, Audit};
 
@@ -89,8 +92,15 @@ impl WayOut {
             return Err(Error::setup("ports of the loopback cannot be shared without a network namespace")
                 .hint("leave --connect and --publish out, or use a kernel with user and network namespaces"));
         }
-        let publish: &[u16] =
-            if plan.network == NetworkPlan::Private { &publish.iter().copied().collect::<Vec<_>>() } else { &[] };
+        if plan.network == NetworkPlan::Notified && !publish.is_empty() {
+            return Err(Error::setup(
+                "no port can be published without a network namespace: there every server of the sandbox is on the host's loopback, \
+                 under whatever port it can get",
+            )
+            .hint("leave --publish out and connect to the server's own port, or use a kernel with user and network namespaces"));
+        }
+        // With the host's network what listens inside listens there.
+        let publish: Vec<u16> = publish.iter().copied().filter(|_| plan.network == NetworkPlan::Private).collect();
         if plan.gateway.is_none() && plan.connect.is_empty() && publish.is_empty() {
             return Ok(None);
         }
@@ -114,7 +124,7 @@ impl WayOut {
             config.meant = calls.meant();
         }
         let egress = Egress::new(config, policy.routes()).map_err(|e| Error::new(Kind::Policy, e.to_string()))?;
-        let roots = trust::roots(caller);
+        let roots = if plan.gateway.is_some() { trust::roots(caller)? } else { None };
         let published = publish.iter().map(|port| loopback::publish(*port)).collect::<Result<_, _>>()?;
         let (gateway, changes) = (plan.gateway.clone(), VecDeque::new());
         Ok(Some(Self { egress, told, placeholders, gateway, calls, roots, published, thread: None, changes }))
