@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base64::Engine as _;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -21,16 +20,15 @@ use crate::server::BULK;
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
-/// By `proxied`, connections go through the proxy that `HTTPS_PROXY` names. Carries out lines of `latency`, `bulk` or `crowd`, an address, a port, `bytes`, `http` or `tls`, and numbers.
-pub fn run(runtime: &Runtime, proxied: bool) {
+/// Carries out lines of `latency`, `bulk` or `crowd`, an address, a port, `bytes`, `http` or `tls`, and numbers.
+pub fn run(runtime: &Runtime) {
     let tls = trusting();
-    let proxy = proxied.then(|| Proxy::parse(&std::env::var("HTTPS_PROXY").unwrap()));
     crate::say(&json!("ready"));
     for line in io::stdin().lock().lines() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
         let (address, port) = (words[1].parse().unwrap(), words[2].parse().unwrap());
-        let way = Way { address, port, kind: words[3].into(), tls: tls.clone(), proxy: proxy.clone() };
+        let way = Way { address, port, kind: words[3].into(), tls: tls.clone() };
         let number = |at: usize| words[at].parse::<usize>().unwrap();
         crate::say(&runtime.block_on(async {
             match words[0] {
@@ -59,42 +57,11 @@ struct Way {
     port: u16,
     kind: String,
     tls: Arc<ClientConfig>,
-    proxy: Option<Proxy>,
-}
-
-/// A proxy for CONNECT.
-#[derive(Clone)]
-struct Proxy {
-    place: String,
-    authorization: String,
-}
-
-impl Proxy {
-    fn parse(url: &str) -> Self {
-        let rest = url.trim_start_matches("http://").trim_end_matches('/');
-        let (user, place) = rest.rsplit_once('@').unwrap_or(("", rest));
-        let authorization = format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(user));
-        Self { place: place.to_owned(), authorization }
-    }
-
-    async fn connect(&self, to: &str) -> io::Result<TcpStream> {
-        let mut stream = TcpStream::connect(&self.place).await?;
-        let request = format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: {}\r\n\r\n", self.authorization);
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = Vec::new();
-        while !answer.ends_with(b"\r\n\r\n") {
-            answer.push(stream.read_u8().await?);
-        }
-        if answer.starts_with(b"HTTP/1.1 200") { Ok(stream) } else { Err(io::ErrorKind::ConnectionRefused.into()) }
-    }
 }
 
 impl Way {
     async fn connect(&self) -> io::Result<Box<dyn Stream>> {
-        let stream = match &self.proxy {
-            None => TcpStream::connect((self.address, self.port)).await?,
-            Some(proxy) => proxy.connect(&format!("{}:{}", self.address, self.port)).await?,
-        };
+        let stream = TcpStream::connect((self.address, self.port)).await?;
         stream.set_nodelay(true)?;
         if self.kind != "tls" {
             return Ok(Box::new(stream));

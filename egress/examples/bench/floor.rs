@@ -84,7 +84,7 @@ async fn pump(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
     loop {
         let mut left = from.async_io(Interest::READABLE, || Ok(splice(from, None, &write, None, PIPE as usize, flags)?)).await?;
         if left == 0 {
-            return Ok(socket2::SockRef::from(to).shutdown(std::net::Shutdown::Write)?);
+            return socket2::SockRef::from(to).shutdown(std::net::Shutdown::Write);
         }
         while left > 0 {
             left -= to.async_io(Interest::WRITABLE, || Ok(splice(&read, None, to, None, left, flags)?)).await?;

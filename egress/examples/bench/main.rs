@@ -18,13 +18,12 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     match arguments[..] {
         ["server", address, root] => runtime.block_on(server::serve(address.parse().unwrap(), root.as_ref())),
-        ["client"] => client::run(&runtime, false),
-        ["client", "proxied"] => client::run(&runtime, true),
+        ["client"] => client::run(&runtime),
         ["floor", way, namespace, address, ref ports @ ..] => {
             let ports: Vec<u16> = ports.iter().map(|port| port.parse().unwrap()).collect();
             runtime.block_on(floor::stand_between(way.parse().unwrap(), namespace, address.parse().unwrap(), &ports));
         }
-        _ => panic!("usage: bench server ADDRESS ROOT | client [proxied] | floor copy|splice NAMESPACE ADDRESS PORT.."),
+        _ => panic!("usage: bench server ADDRESS ROOT | client | floor copy|splice NAMESPACE ADDRESS PORT.."),
     }
 }
 
