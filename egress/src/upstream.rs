@@ -182,7 +182,7 @@ impl Upstreams {
             .map_err(|_| Reason::unreachable("TLS: no answer in time"))?
             .map_err(|error| Reason::unreachable(format_args!("TLS: {error}")))?;
         if stream.get_ref().1.alpn_protocol() != Some(H2) {
-            return Ok(Lane::H1(h1(stream).await?));
+            return Ok(Lane::H1(h1(Box::new(stream)).await?));
         }
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
@@ -230,7 +230,8 @@ where
 {
     let (sender, connection) =
         http1::Builder::new().max_buf_size(HEAD).handshake(TokioIo::new(stream)).await.map_err(Reason::unreachable)?;
-    tokio::spawn(async move { _ = connection.with_upgrades().await });
+    // By itself, not in a future of its own that has it twice.
+    tokio::spawn(connection.with_upgrades());
     Ok(sender)
 }
 

@@ -49,8 +49,6 @@ use watched::{Watch, Watched};
 
 /// Bytes of a request head. Cookies of some sites need more than the usual 8 KiB.
 const HEAD: usize = 64 * 1024;
-/// Fields of a request head.
-const FIELDS: usize = 128;
 /// Requests side by side on one HTTP/2 connection.
 const STREAMS: u32 = 32;
 /// Bytes that a connection of HTTP/2 inside may send before they went on, for a request and for all of its requests, and that wait for it
@@ -117,7 +115,7 @@ pub(crate) async fn serve<S>(
         match protocol {
             Protocol::Http1 => {
                 let mut builder = hyper::server::conn::http1::Builder::new();
-                builder.timer(TokioTimer::new()).header_read_timeout(limits.keep_alive).max_buf_size(HEAD).max_headers(FIELDS);
+                builder.timer(TokioTimer::new()).header_read_timeout(limits.keep_alive).max_buf_size(HEAD);
                 // A client that has sent all that it will may still wait for the answer.
                 builder.half_close(true);
                 builder.serve_connection(TokioIo::new(Watched::new(stream, watch)), service).with_upgrades().await

@@ -254,7 +254,8 @@ impl Passing<'_> {
         let protocol = if stream.get_ref().1.alpn_protocol() == Some(H2) { Protocol::Http2 } else { Protocol::Http1 };
         let _room = room.filter(|_| protocol == Protocol::Http2);
         let entry = Entry::Host { host: self.host.clone(), port: self.port, tls: true };
-        web::serve(self.egress, self.connection, stream, entry, protocol, None).await;
+        // Large, and on its way through several futures, each of which has room for what it is given.
+        web::serve(self.egress, self.connection, Box::new(stream), entry, protocol, None).await;
         Ok(())
     }
 
