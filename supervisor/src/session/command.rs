@@ -20,7 +20,7 @@ use super::protocol::{
     Stream, Word, Write as WriteParams,
 };
 use super::routes;
-use crate::args::{ExecArgs, Session, SessionPolicy};
+use crate::args::{Backend, ExecArgs, Session, SessionPolicy};
 use crate::error::Error;
 use crate::output;
 use crate::state::private_directory;
@@ -28,7 +28,9 @@ use crate::table;
 use crate::terminal::{RawMode, outer_size};
 
 /// How long a start may take.
-const START: Duration = Duration::from_secs(60);
+pub(crate) const START: Duration = Duration::from_secs(60);
+/// The same on another machine, to which the program is brought first.
+const FAR_START: Duration = Duration::from_secs(600);
 /// Ctrl-], as in telnet.
 const DETACH: u8 = 0x1d;
 /// Bytes of input that travel at a time.
@@ -40,7 +42,10 @@ pub(crate) fn session(action: Session) -> Result<u8, Error> {
         Session::Start { args } if args.socket.is_some() || args.mcp || args.schema => {
             Err(Error::usage("`session start` takes no --socket, --mcp or --schema").hint("`hermes-sandbox serve` does"))
         }
-        Session::Start { args } => start(args.name.as_deref()),
+        Session::Start { args } => {
+            let patience = if args.policy.backend()? == Backend::Local { START } else { FAR_START };
+            start(args.name.as_deref(), patience)
+        }
         Session::Exec(args) => exec(*args),
         Session::Attach { name, job } => attach(&name, job),
         Session::List { name: None, json } => list(json),
@@ -73,7 +78,7 @@ fn connect(name: &str) -> Result<Client, Error> {
 }
 
 /// Starts `serve NAME` with the same options as a process of its own, and waits until it serves.
-fn start(named: Option<&str>) -> Result<u8, Error> {
+fn start(named: Option<&str>, patience: Duration) -> Result<u8, Error> {
     let name = named.unwrap_or("default");
     let place = Place::of(name)?;
     let cannot = |e: std::io::Error| Error::setup(format!("cannot start a session in {}: {e}", output::path(&place.dir)));
@@ -87,7 +92,7 @@ fn start(named: Option<&str>) -> Result<u8, Error> {
     if named.is_none() {
         options.insert(0, name.into());
     }
-    let status = launch(&place, &options, |_| {})?;
+    let status = launch(&place, &options, patience, |_| {})?;
     print_log(&place, 0);
     match status {
         None => output::print(&format!("{name}\n")).map(|()| 0),
@@ -100,7 +105,12 @@ fn start(named: Option<&str>) -> Result<u8, Error> {
 
 /// Starts `serve OPTIONS` as a process of its own and waits until it serves. What it says is in its log. The status when it does
 /// not come to that.
-pub(crate) fn launch(place: &Place, options: &[OsString], set: impl Fn(&mut Command)) -> Result<Option<u8>, Error> {
+pub(crate) fn launch(
+    place: &Place,
+    options: &[OsString],
+    patience: Duration,
+    set: impl Fn(&mut Command),
+) -> Result<Option<u8>, Error> {
     let cannot = |e: std::io::Error| Error::setup(format!("cannot start a session in {}: {e}", output::path(&place.dir)));
     private_directory(&place.dir, true).map_err(cannot)?;
     let log = File::create(place.log()).map_err(cannot)?;
@@ -108,7 +118,7 @@ pub(crate) fn launch(place: &Place, options: &[OsString], set: impl Fn(&mut Comm
     command.args(["serve", "--detached"]).args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     set(&mut command);
     let mut child = command.spawn().map_err(cannot)?;
-    let until = Instant::now() + START;
+    let until = Instant::now() + patience;
     loop {
         if place.is_ready() {
             return Ok(None);
@@ -266,7 +276,7 @@ fn attach(name: &str, job: u32) -> Result<u8, Error> {
     let listed: List = client.ask("list", &json!({}))?;
     let pty = listed.jobs.iter().find(|known| known.job == job).is_some_and(|known| known.pty);
     let kept: Kept = client.ask("attach", &Of { job })?;
-    match follow(&mut client, job, pty, true, Some(kept.bytes))? {
+    match follow(&mut client, job, (pty, true), Some(kept.bytes), None)? {
         Followed::Ended(end) => Ok(end.exit.status),
         Followed::Left => {
             output::complain(&format!("detached; job {job} runs on"));
@@ -282,9 +292,27 @@ pub(crate) fn hold_signals() -> Result<SigSet, Error> {
     Ok(held)
 }
 
+/// The same for those that a command of `run` is told of besides.
+pub(crate) fn hold_more_signals() -> Result<SigSet, Error> {
+    let mut held = hold_signals()?;
+    [Signal::SIGTSTP, Signal::SIGUSR1, Signal::SIGUSR2].into_iter().for_each(|signal| held.add(signal));
+    held.thread_block().map_err(|errno| Error::setup(format!("cannot hold signals: {}", errno.desc())))?;
+    Ok(held)
+}
+
 /// Copies streams and signals until the job has ended.
 pub(crate) fn relay(client: &mut Client, job: u32, pty: bool, reads: bool) -> Result<End, Error> {
-    match follow(client, job, pty, reads, None)? {
+    relay_and(client, job, (pty, reads), None)
+}
+
+/// The same. When we are to be suspended (Ctrl-Z), so is the job; `suspend` is called just before.
+pub(crate) fn relay_and(
+    client: &mut Client,
+    job: u32,
+    (pty, reads): (bool, bool),
+    suspend: Option<&dyn Fn()>,
+) -> Result<End, Error> {
+    match follow(client, job, (pty, reads), None, suspend)? {
         Followed::Ended(end) => Ok(end),
         Followed::Left => Err(Error::setup("the job is not followed any more")),
     }
@@ -298,9 +326,15 @@ enum Followed {
 }
 
 /// The same. Who only attaches to the job begins with what it has `said`, and may go without it.
-fn follow(client: &mut Client, job: u32, pty: bool, reads: bool, said: Option<Bytes>) -> Result<Followed, Error> {
+fn follow(
+    client: &mut Client,
+    job: u32,
+    (pty, reads): (bool, bool),
+    said: Option<Bytes>,
+    suspend: Option<&dyn Fn()>,
+) -> Result<Followed, Error> {
     let cannot = |errno: Errno| Error::setup(format!("cannot follow the job: {}", errno.desc()));
-    let wanted = hold_signals()?;
+    let wanted = if suspend.is_some() { hold_more_signals()? } else { hold_signals()? };
     let signals = SignalFd::with_flags(&wanted, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(cannot)?;
     let mut raw = pty.then(RawMode::enter);
     let attached = said.is_some();
@@ -352,6 +386,11 @@ fn follow(client: &mut Client, job: u32, pty: bool, reads: bool, said: Option<By
                     return Ok(Followed::Left);
                 }
                 forward(client, job, info.ssi_signo as i32)?;
+                if let Some(suspend) = suspend.filter(|_| info.ssi_signo == Signal::SIGTSTP as u32) {
+                    suspend();
+                    let _ = nix::sys::signal::raise(Signal::SIGSTOP);
+                    forward(client, job, Signal::SIGCONT as i32)?;
+                }
             }
         }
         if typed {
