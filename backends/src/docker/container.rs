@@ -179,7 +179,9 @@ fn mounts(wanted: &Wanted, image: &Image) -> Vec<Mount> {
 /// File systems of the container's own, and their modes.
 fn own_places(wanted: &Wanted) -> Vec<(PathBuf, &'static str)> {
     let home = wanted.home.iter().filter(|home| home.as_path() != Path::new("/") && home.to_str().is_some());
-    let places = [("/tmp".into(), "1777"), ("/run".into(), "0755")].into_iter().chain(home.map(|home| (home.clone(), "0700")));
+    let places = [("/tmp".into(), "1777"), ("/run".into(), "0755"), ("/var/tmp".into(), "1777")]
+        .into_iter()
+        .chain(home.map(|home| (home.clone(), "0700")));
     places.filter(|(place, _)| !wanted.grants.iter().any(|grant| grant.target == *place)).collect()
 }
 

@@ -60,8 +60,10 @@ pub fn candidates(around: &dyn Surroundings) -> Result<Vec<Endpoint>, Error> {
     if let Some(host) = around.variable("DOCKER_HOST") {
         return named(&host, "DOCKER_HOST").map(|endpoint| vec![endpoint]);
     }
-    let directory =
-        around.variable("DOCKER_CONFIG").or_else(|| around.variable("HOME").map(|home| format!("{home}/.docker"))).map(PathBuf::from);
+    let directory = around
+        .variable("DOCKER_CONFIG")
+        .or_else(|| around.variable("HOME").map(|home| format!("{home}/.docker")))
+        .map(PathBuf::from);
     if let Some(directory) = directory
         && let Some(endpoint) = by_context(around, &directory)?
     {
@@ -149,7 +151,10 @@ pub fn reachable(candidates: Vec<Endpoint>) -> Result<Reachable, Error> {
             "use a rootless engine of your own (Podman, or dockerd-rootless), or ask for access to this one, which is as much as root",
         ),
         Some((Endpoint { socket, origin }, std::io::ErrorKind::NotFound, _)) if origin == "a usual place" => Error::new(
-            format!("no container engine is running: there is none of the usual sockets ({} was the first looked for)", socket.display()),
+            format!(
+                "no container engine is running: there is none of the usual sockets ({} was the first looked for)",
+                socket.display()
+            ),
             "start Docker, or `podman system service --time=0`, or set DOCKER_HOST=unix:///PATH; nothing was started elsewhere instead",
         ),
         Some((Endpoint { socket, origin }, _, why)) => Error::new(
@@ -209,8 +214,12 @@ mod tests {
 
     #[test]
     fn a_context_is_found_by_its_name() {
-        const META: &str = r#"{"Name":"rootless","Metadata":{},"Endpoints":{"docker":{"Host":"unix:///run/user/1/docker.sock"}}}"#;
-        let files = [("/h/.docker/config.json", r#"{"auths":{},"currentContext":"rootless"}"#), ("/h/.docker/contexts/meta/ab/meta.json", META)];
+        const META: &str =
+            r#"{"Name":"rootless","Metadata":{},"Endpoints":{"docker":{"Host":"unix:///run/user/1/docker.sock"}}}"#;
+        let files = [
+            ("/h/.docker/config.json", r#"{"auths":{},"currentContext":"rootless"}"#),
+            ("/h/.docker/contexts/meta/ab/meta.json", META),
+        ];
         assert_eq!(sockets(&world(&[("HOME", "/h")], &files)), ["/run/user/1/docker.sock"]);
         assert_eq!(sockets(&world(&[("HOME", "/h"), ("DOCKER_CONTEXT", "default")], &files)).len(), 2, "the usual ones");
         let gone = candidates(&world(&[("HOME", "/h"), ("DOCKER_CONTEXT", "gone")], &files)).unwrap_err();
@@ -221,7 +230,13 @@ mod tests {
 
     #[test]
     fn engines_elsewhere_are_refused() {
-        for host in ["tcp://127.0.0.1:2375", "tcp://engine.example.test:2376", "ssh://me@host.example.test", "npipe:////./x", "unix://docker.sock"] {
+        for host in [
+            "tcp://127.0.0.1:2375",
+            "tcp://engine.example.test:2376",
+            "ssh://me@host.example.test",
+            "npipe:////./x",
+            "unix://docker.sock",
+        ] {
             let mut world = World::default();
             world.variables.insert("DOCKER_HOST", host);
             let error = candidates(&world).unwrap_err();
@@ -236,7 +251,8 @@ mod tests {
         let dead = dir.path().join("dead.sock");
         drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
         let none = dir.path().join("none.sock");
-        let error = reachable(vec![endpoint(none.clone(), "a usual place"), endpoint(dead.clone(), "a usual place")]).unwrap_err();
+        let error =
+            reachable(vec![endpoint(none.clone(), "a usual place"), endpoint(dead.clone(), "a usual place")]).unwrap_err();
         assert!(error.message.contains("dead.sock"), "{error}");
         let error = reachable(vec![endpoint(none.clone(), "a usual place")]).unwrap_err();
         assert!(error.message.starts_with("no container engine is running"), "{error}");

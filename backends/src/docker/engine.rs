@@ -96,7 +96,10 @@ impl Engine {
         let facts = facts(socket, listener, &version, &info, format!("{}.{}", api.major_version, api.minor_version));
         if facts.rootless && listener != nix::unistd::geteuid().as_raw() {
             return Err(Error::new(
-                format!("the rootless engine at {} is user {listener}'s, and so would be what its containers make", socket.display()),
+                format!(
+                    "the rootless engine at {} is user {listener}'s, and so would be what its containers make",
+                    socket.display()
+                ),
                 "use an engine of your own or the machine's",
             ));
         }

@@ -49,7 +49,10 @@ pub struct Launched {
 /// Its file is not there any more.
 pub fn this_program() -> Result<PathBuf, Error> {
     let gone = |why: String| {
-        Error::new(format!("the file of this program cannot be mounted in a container: {why}"), "start it again from where it is installed")
+        Error::new(
+            format!("the file of this program cannot be mounted in a container: {why}"),
+            "start it again from where it is installed",
+        )
     };
     let path = std::fs::read_link("/proc/self/exe").map_err(|error| gone(error.to_string()))?;
     let running = std::fs::metadata("/proc/self/exe").map_err(|error| gone(error.to_string()))?;
@@ -132,7 +135,9 @@ fn why_not_started(error: Error, wanted: &Wanted) -> Error {
     }
     if error.message.contains("bind source path does not exist") || error.message.contains("no such file or directory") {
         let program = wanted.program.display();
-        let remedy = format!("the engine must see the same files as this program ({program}): use one of this machine, not in a container or a virtual machine of its own");
+        let remedy = format!(
+            "the engine must see the same files as this program ({program}): use one of this machine, not in a container or a virtual machine of its own"
+        );
         return Error::new(error.message, remedy);
     }
     error
@@ -166,7 +171,11 @@ async fn image(engine: &Engine, wanted: &Wanted, pull: Pull) -> Result<Image, Er
         }
         (Err(failure), Pull::Never) if missing(&failure) => {
             return Err(Error::new(
-                format!("{} at {} has no image {shown}, and images are not fetched unasked", engine.facts.kind.name(), engine.facts.socket.display()),
+                format!(
+                    "{} at {} has no image {shown}, and images are not fetched unasked",
+                    engine.facts.kind.name(),
+                    engine.facts.socket.display()
+                ),
                 format!("`docker pull {shown}`, or pull = \"missing\" in the profile's [docker]"),
             ));
         }
@@ -200,7 +209,10 @@ async fn fetch(engine: &Engine, wanted: &Wanted) -> Result<(), Error> {
             let error = engine.explain(&format!("fetch the image {shown}"), &failure);
             match error.remedy.contains("docker system df") {
                 true => error,
-                false => Error::new(error.message, "look whether the registry can be reached and the name is right, or load it by `docker load`"),
+                false => Error::new(
+                    error.message,
+                    "look whether the registry can be reached and the name is right, or load it by `docker load`",
+                ),
             }
         })?;
     }

@@ -123,7 +123,10 @@ pub fn refuse_dangerous(grants: &[Grant], facts: &Facts) -> Result<(), Error> {
         let sockets = ENGINE_SOCKETS.iter().map(Path::new).filter(|path| path.exists()).chain([facts.socket.as_path()]);
         if let Some(socket) = sockets.map(real).find(|socket| holds(socket)) {
             return Err(Error::new(
-                format!("{shown} cannot be mounted in a container: it holds the engine's socket {}, which is as much as root", socket.display()),
+                format!(
+                    "{shown} cannot be mounted in a container: it holds the engine's socket {}, which is as much as root",
+                    socket.display()
+                ),
                 "mount a directory without it",
             ));
         }

@@ -56,11 +56,31 @@ mod tests {
                 let rule = rules.iter().find(|rule| rule["names"].as_array().unwrap().iter().any(|known| known == name));
                 rule.map(|rule| rule["errnoRet"].as_i64().unwrap())
             };
-            for refused in ["bpf", "kexec_load", "init_module", "keyctl", "perf_event_open", "open_by_handle_at", "userfaultfd", "settimeofday"] {
+            for refused in [
+                "bpf",
+                "kexec_load",
+                "init_module",
+                "keyctl",
+                "perf_event_open",
+                "open_by_handle_at",
+                "userfaultfd",
+                "settimeofday",
+            ] {
                 assert_eq!(answer(refused), Some(1), "{refused}");
             }
             assert_eq!(answer("io_uring_setup"), Some(38));
-            for needed in ["unshare", "clone", "mount", "pivot_root", "openat2", "move_mount", "seccomp", "landlock_restrict_self", "pidfd_getfd", "setns"] {
+            for needed in [
+                "unshare",
+                "clone",
+                "mount",
+                "pivot_root",
+                "openat2",
+                "move_mount",
+                "seccomp",
+                "landlock_restrict_self",
+                "pidfd_getfd",
+                "setns",
+            ] {
                 assert_eq!(answer(needed), None, "{needed}");
             }
         }

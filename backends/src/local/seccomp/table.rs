@@ -160,11 +160,11 @@ pub(super) fn rulings(plan: &SeccompPlan, arch: Arch) -> Vec<Ruling> {
         Arch::Aarch64 => call.aarch64,
     };
     let mut rulings = Vec::with_capacity(128);
-    let denials = WHEN_BUILT.iter().chain(ALWAYS).chain(if plan.nested_sandbox { &[] } else { UNLESS_NESTED }).chain(if plan.deny_ipc {
-        WITHOUT_IPC_NAMESPACE
-    } else {
-        &[]
-    });
+    let denials = WHEN_BUILT
+        .iter()
+        .chain(ALWAYS)
+        .chain(if plan.nested_sandbox { &[] } else { UNLESS_NESTED })
+        .chain(if plan.deny_ipc { WITHOUT_IPC_NAMESPACE } else { &[] });
     for &Denial { call, errno, reason } in denials {
         if let Some(number) = number(call) {
             rulings.push(Ruling { number, cases: Vec::new(), otherwise: Errno(errno), reason });
