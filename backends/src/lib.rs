@@ -13,6 +13,7 @@ pub mod limits;
 pub mod local;
 pub mod plan;
 pub mod probe;
+pub mod ssh;
 pub mod step;
 pub mod survey;
 pub mod wire;

@@ -11,14 +11,18 @@ use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockaddrLike, SockaddrStorage, getsockname, recvmsg, sendmsg,
     setsockopt,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
-use tokio::net::{TcpStream, UdpSocket};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest};
+use tokio::net::UdpSocket;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::proxy::Egress;
 
 /// Largest query that is read. Real ones have a name and a few options.
 const LARGEST: usize = 4096;
+
+/// Queries that may wait for somebody else's answer at a time.
+const MOST_ASKED: usize = 64;
 
 /// How long a TCP connection may take for its next query.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -36,13 +40,51 @@ struct Packet {
     to: Option<SentTo>,
 }
 
+/// Has queries on a UDP socket answered by somebody else, until dropped. Queries beyond [`MOST_ASKED`] at a time are lost.
+///
+/// # Errors
+/// A socket that the runtime does not take.
+pub async fn relay_udp<F>(socket: std::net::UdpSocket, ask: impl Fn(Vec<u8>) -> F) -> io::Result<()>
+where
+    F: Future<Output = Option<Vec<u8>>> + Send + 'static,
+{
+    socket.set_nonblocking(true)?;
+    let socket = Arc::new(UdpSocket::from_std(socket)?);
+    tell_address(&socket)?;
+    let mut asked = JoinSet::new();
+    loop {
+        let packet = tokio::select! {
+            packet = socket.async_io(Interest::READABLE, || receive(&socket)) => packet,
+            Some(_) = asked.join_next() => continue,
+        };
+        match packet {
+            Ok(_) if asked.len() >= MOST_ASKED => {}
+            Ok(mut packet) => {
+                let (answer, socket) = (ask(std::mem::take(&mut packet.bytes)), Arc::clone(&socket));
+                asked.spawn(async move {
+                    if let Some(answer) = answer.await {
+                        let _ = socket.try_io(Interest::WRITABLE, || send(&socket, &answer, &packet));
+                    }
+                });
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
+        }
+    }
+}
+
+/// Has the kernel say which address a packet was sent to.
+fn tell_address(socket: &UdpSocket) -> io::Result<()> {
+    if getsockname::<SockaddrStorage>(socket.as_raw_fd())?.family() == Some(AddressFamily::Inet6) {
+        setsockopt(socket, Ipv6RecvPacketInfo, &true)?;
+    } else {
+        setsockopt(socket, Ipv4PacketInfo, &true)?;
+    }
+    Ok(())
+}
+
 /// Answers queries on a UDP socket until dropped.
 pub(crate) async fn serve_udp(egress: Arc<Egress>, socket: UdpSocket) -> io::Result<()> {
-    if getsockname::<SockaddrStorage>(socket.as_raw_fd())?.family() == Some(AddressFamily::Inet6) {
-        setsockopt(&socket, Ipv6RecvPacketInfo, &true)?;
-    } else {
-        setsockopt(&socket, Ipv4PacketInfo, &true)?;
-    }
+    tell_address(&socket)?;
     loop {
         match socket.async_io(Interest::READABLE, || receive(&socket)).await {
             Ok(packet) => {
@@ -90,7 +132,7 @@ fn send(socket: &UdpSocket, answer: &[u8], packet: &Packet) -> io::Result<usize>
 }
 
 /// Answers queries on a TCP connection (RFC 7766) until it ends.
-pub(crate) async fn serve_tcp(egress: &Egress, mut stream: TcpStream) -> io::Result<()> {
+pub(crate) async fn serve_tcp(egress: &Egress, mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
     let mut query = Vec::new();
     loop {
         let mut length = [0; 2];

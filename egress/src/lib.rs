@@ -37,7 +37,7 @@
 
 pub mod address;
 pub mod dial;
-mod dns;
+pub mod dns;
 pub mod event;
 pub mod host;
 pub mod names;

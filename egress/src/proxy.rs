@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use hermes_profiles::Route;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
@@ -86,6 +87,15 @@ impl Default for Limits {
 pub trait Meant: Send + Sync {
     /// The address; `None` for a connection that is none of the sandbox's, which is dropped.
     fn address(&self, stream: &TcpStream, peer: SocketAddr) -> Option<SocketAddr>;
+}
+
+/// What a connection is that was accepted elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrived {
+    /// One to this address.
+    Transparent(SocketAddr),
+    /// One of a program that knows of proxies.
+    Explicit,
 }
 
 /// A decision, some time later: a route that leads to the host, or nothing.
@@ -338,6 +348,40 @@ impl Egress {
         Ok(())
     }
 
+    /// Serves one connection that was accepted elsewhere, until it or the returned future ends.
+    pub async fn take(self: &Arc<Self>, arrived: Arrived, stream: TcpStream) {
+        let Ok(connection) = self.admit().await else { return };
+        match arrived {
+            Arrived::Transparent(meant) => self.to_address(connection, stream, meant).await,
+            Arrived::Explicit => self.to_proxy(connection, stream).await,
+        }
+    }
+
+    /// Answers queries for names, as over TCP, that arrive elsewhere.
+    ///
+    /// # Errors
+    /// The stream fails, or what comes is no query.
+    pub async fn answer_names(&self, stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
+        crate::dns::serve_tcp(self, stream).await
+    }
+
+    /// Nothing is allowed any more. Connections that were handed on to tasks of their own end, too.
+    pub fn end(&self) {
+        self.rules.send_replace(Arc::default());
+    }
+
+    /// Waits for a place among the connections.
+    async fn admit(&self) -> io::Result<Arc<Connection>> {
+        let permit = match Arc::clone(&self.connections).try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                self.emit(Event::LimitReached { limit: "connections" });
+                Arc::clone(&self.connections).acquire_owned().await.map_err(io::Error::other)?
+            }
+        };
+        Ok(Arc::new(Connection { meter: Arc::default(), _permit: permit }))
+    }
+
     async fn accept(self: Arc<Self>, listener: tokio::net::TcpListener, kind: Kind) -> io::Result<()> {
         let mut running = JoinSet::new();
         loop {
@@ -359,38 +403,36 @@ impl Egress {
                     continue;
                 }
             };
-            let permit = match Arc::clone(&self.connections).try_acquire_owned() {
-                Ok(permit) => permit,
-                Err(_) => {
-                    self.emit(Event::LimitReached { limit: "connections" });
-                    Arc::clone(&self.connections).acquire_owned().await.map_err(io::Error::other)?
-                }
-            };
-            let connection = Arc::new(Connection { meter: Arc::default(), _permit: permit });
+            let connection = self.admit().await?;
             running.spawn(Arc::clone(&self).connection(connection, stream, peer, kind));
         }
     }
 
     async fn connection(self: Arc<Self>, connection: Arc<Connection>, stream: TcpStream, peer: SocketAddr, kind: Kind) {
-        let _ = stream.set_nodelay(true);
         let Some(meant) = self.config.meant.address(&stream, peer) else {
             relay::abort(&stream);
             return;
         };
         match kind {
-            Kind::Transparent => {
-                let host = self.host_at(meant.ip());
-                self.pass(connection, stream, Default::default(), host, meant.port(), None).await;
-            }
-            Kind::Explicit => {
-                let stream = Counted::new(bytes::Bytes::new(), stream, Arc::clone(&connection.meter));
-                Box::pin(web::serve(&self, &connection, stream, Entry::Proxy, Protocol::Http1, None)).await;
-            }
+            Kind::Transparent => self.to_address(connection, stream, meant).await,
+            Kind::Explicit => self.to_proxy(connection, stream).await,
             Kind::Dns => {
                 // A query that breaks off is nobody's loss.
                 let _ = Box::pin(crate::dns::serve_tcp(&self, stream)).await;
             }
         }
+    }
+
+    async fn to_address(self: &Arc<Self>, connection: Arc<Connection>, stream: TcpStream, meant: SocketAddr) {
+        let _ = stream.set_nodelay(true);
+        let host = self.host_at(meant.ip());
+        self.pass(connection, stream, Default::default(), host, meant.port(), None).await;
+    }
+
+    async fn to_proxy(self: &Arc<Self>, connection: Arc<Connection>, stream: TcpStream) {
+        let _ = stream.set_nodelay(true);
+        let stream = Counted::new(bytes::Bytes::new(), stream, Arc::clone(&connection.meter));
+        Box::pin(web::serve(self, &connection, stream, Entry::Proxy, Protocol::Http1, None)).await;
     }
 
     /// The name behind an address, or the address.
@@ -470,7 +512,7 @@ struct CutOff<'a>(&'a Egress);
 
 impl Drop for CutOff<'_> {
     fn drop(&mut self) {
-        self.0.rules.send_replace(Arc::default());
+        self.0.end();
     }
 }
 

@@ -4,6 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use crate::policy::Policy;
 
 /// The only way in which this crate sees the machine.
@@ -32,7 +34,7 @@ pub struct Request {
 }
 
 /// Changes to the profile by command line flags.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Overrides {
     /// `--ro PATH`
     pub ro: Vec<PathBuf>,

@@ -7,8 +7,11 @@ use hermes_backends::host::{CgroupAccess, Host, Probe};
 use hermes_backends::plan::Tier;
 use serde::Serialize;
 
+use crate::args::{Backend, BackendArgs};
+use crate::engine;
 use crate::error::Error;
 use crate::output;
+use crate::remote;
 
 /// One layer or probe.
 #[derive(Debug, Serialize)]
@@ -52,16 +55,24 @@ impl Finding {
     }
 }
 
-/// Measures, prints, and returns 0 when a sandbox can be started here, 1 when not.
-pub(crate) fn doctor(host: &Host, json: bool, verbose: bool) -> Result<u8, Error> {
+/// Measures, prints, and returns 0 when a sandbox can be started there, 1 when not.
+pub(crate) fn run(place: &BackendArgs, json: bool, verbose: bool) -> Result<u8, Error> {
+    if place.chosen()? != Backend::Local {
+        return remote::doctor(place, json, verbose);
+    }
+    let (text, status) = described(&engine::measure_now(), json, verbose)?;
+    output::print(&text).map(|()| status)
+}
+
+/// What there is to say about a machine, and the exit status.
+pub(crate) fn described(host: &Host, json: bool, verbose: bool) -> Result<(String, u8), Error> {
     let findings = findings(host);
     let tier = tier(host);
-    if json {
-        output::print_json(&as_json(host, tier, &findings))?;
-    } else {
-        output::print(&as_text(host, tier, &findings, verbose))?;
-    }
-    Ok(u8::from(tier.is_none()))
+    let text = match json {
+        true => output::json(&as_json(host, tier, &findings))?,
+        false => as_text(host, tier, &findings, verbose),
+    };
+    Ok((text, u8::from(tier.is_none())))
 }
 
 /// The mechanism that a sandbox would use when the policy has no wish of its own.

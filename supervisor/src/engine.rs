@@ -208,16 +208,21 @@ pub(crate) struct Opened {
     pub(crate) group: Option<Cgroup>,
 }
 
+/// The way out of a sandbox about which this process decides.
+pub(crate) fn way_out(prepared: &Prepared, log: &Log) -> Result<Option<WayOut>, Error> {
+    WayOut::new(&prepared.policy, &prepared.plan, &prepared.caller, log)
+}
+
 /// Starts a sandbox and waits until it stands. It keeps `held` open until it has ended.
 pub(crate) fn open(
     prepared: &Prepared,
     held: &[BorrowedFd<'_>],
     guards: Option<&mut Guards>,
-    log: &Log,
+    way_out: Option<WayOut>,
 ) -> Result<Opened, Error> {
     let group = group(&prepared.plan, &prepared.host)?;
     let procs: Vec<_> = group.iter().flat_map(Cgroup::procs).collect();
-    let mut way_out = WayOut::new(&prepared.policy, &prepared.plan, &prepared.caller, log)?;
+    let mut way_out = way_out;
     let along = Along { cgroups: &procs, held, guards, way_out: way_out.as_mut() };
     let sandbox = supervise::open(&prepared.plan, along)?;
     let environment = environment(prepared, way_out.as_ref());

@@ -115,6 +115,17 @@ impl Log {
         Ok(Self { file: Some(file) })
     }
 
+    /// Writes to whoever reads at the other end.
+    pub(crate) fn to(file: File) -> Self {
+        Self { file: Some(file) }
+    }
+
+    /// Takes a line as another process of ours made it.
+    pub(crate) fn take_line(&mut self, line: &[u8]) -> Result<(), Error> {
+        let Some(file) = &mut self.file else { return Ok(()) };
+        file.write_all(line).map_err(|e| Error::setup(format!("cannot write an event: {e}")))
+    }
+
     /// Is anybody interested? Saves building events for nobody.
     pub(crate) fn wanted(&self) -> bool {
         self.file.is_some()

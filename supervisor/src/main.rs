@@ -25,6 +25,7 @@ mod policy;
 mod prepare;
 mod profiles;
 mod quarantine;
+mod remote;
 mod request;
 mod run;
 #[cfg(test)]
@@ -70,9 +71,10 @@ fn dispatch(argv: Vec<OsString>) -> Result<u8, Error> {
     match args::parse(argv)? {
         Parsed::Text(text) => output::print(&text).map(|()| 0),
         Parsed::Command(Command::Run(args)) => run::run(*args),
+        Parsed::Command(Command::Remote) => remote::far::main(),
         Parsed::Command(Command::Plan(args)) => plan::plan(&args),
         Parsed::Command(Command::Explain { what }) => explain::explain(what),
-        Parsed::Command(Command::Doctor { json, verbose }) => doctor::doctor(&engine::measure_now(), json, verbose),
+        Parsed::Command(Command::Doctor { json, verbose, place }) => doctor::run(&place, json, verbose),
         Parsed::Command(Command::Profiles { action }) => profiles::profiles(action),
         Parsed::Command(Command::Quarantine { action }) => quarantine::quarantine(action),
         Parsed::Command(Command::Secrets { action }) => secrets::secrets(action),

@@ -57,10 +57,20 @@ pub(crate) fn print(text: &str) -> Result<(), Error> {
 
 /// Writes one JSON value and a newline to stdout.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Error> {
+    print(&json(value)?)
+}
+
+/// One JSON value and a newline.
+pub(crate) fn json(value: &impl Serialize) -> Result<String, Error> {
     let mut text =
         serde_json::to_string_pretty(value).map_err(|e| Error::setup(format!("cannot express the answer as JSON: {e}")))?;
     text.push('\n');
-    print(&text)
+    Ok(text)
+}
+
+/// Writes a line to stderr that another process of ours has made for it.
+pub(crate) fn pass_on(line: &str) {
+    complain(line.strip_prefix("hermes-sandbox: ").unwrap_or(line));
 }
 
 /// Writes one prefixed line to stderr; there is nobody to tell when that fails.

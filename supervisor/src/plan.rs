@@ -10,29 +10,34 @@ use hermes_profiles::environment::Environment;
 use hermes_profiles::{Policy, UnknownHosts};
 use serde_json::json;
 
-use crate::args::PlanArgs;
+use crate::args::{Backend, PlanArgs, PolicyArgs};
 use crate::changes;
 use crate::error::Error;
 use crate::events;
 use crate::output::{self, clean, path};
 use crate::prepare::{self, Prepared};
+use crate::remote;
 use crate::table::{Row, bytes, field, seconds, section};
 
 /// Prints the plan; 0 when `run` would start, 125 when it would not.
 pub(crate) fn plan(args: &PlanArgs) -> Result<u8, Error> {
-    let mut prepared = prepare::prepare(&args.policy, &args.command)?;
-    if args.policy.checkpoint {
+    if args.policy.backend()? != Backend::Local {
+        return remote::plan(args);
+    }
+    let (text, status) = described(prepare::prepare(&args.policy, &args.command)?, &args.policy, args.json)?;
+    output::print(&text).map(|()| status)
+}
+
+/// What there is to say about a plan, and the exit status.
+pub(crate) fn described(mut prepared: Prepared, args: &PolicyArgs, json: bool) -> Result<(String, u8), Error> {
+    if args.checkpoint {
         changes::needs_checkpoint(prepared.policy.workspace_access)?;
     }
-    if let Some(note) = keeping(&prepared, args.policy.checkpoint) {
+    if let Some(note) = keeping(&prepared, args.checkpoint) {
         prepared.notices.push(note);
     }
-    if args.json {
-        output::print_json(&as_json(&prepared)?)?;
-    } else {
-        output::print(&as_text(&prepared, args.policy.verbose))?;
-    }
-    Ok(if prepared.plan.fatal().next().is_some() { 125 } else { 0 })
+    let text = if json { output::json(&as_json(&prepared)?)? } else { as_text(&prepared, args.verbose) };
+    Ok((text, if prepared.plan.fatal().next().is_some() { 125 } else { 0 }))
 }
 
 /// What a run would keep in the state directory.

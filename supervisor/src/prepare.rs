@@ -8,7 +8,7 @@ use hermes_backends::host::{Host, Probe, UsernsCause};
 use hermes_backends::plan::{Layer, Lost, MountStep, Plan, Tier};
 use hermes_backends::survey::Survey;
 use hermes_profiles::environment::{self, Environment};
-use hermes_profiles::{Access, Caller, Guarantee, Policy};
+use hermes_profiles::{Access, Caller, Guarantee, Policy, Resolved};
 
 use crate::args::PolicyArgs;
 use crate::changes::{self, Overlaid};
@@ -38,8 +38,8 @@ pub(crate) struct Prepared {
 }
 
 /// The policy alone: needs nothing of the machine but policy files.
-pub(crate) fn policy(args: &PolicyArgs) -> Result<(Caller, hermes_profiles::Resolved), Error> {
-    args.refuse_unsupported()?;
+pub(crate) fn policy(args: &PolicyArgs) -> Result<(Caller, Resolved), Error> {
+    args.only_local()?;
     let user = args.user.as_deref().map(start::become_user).transpose()?;
     let request = request::request(args, request::caller(user)?);
     let resolved = hermes_profiles::resolve(&request, &Disk)?;
@@ -49,6 +49,11 @@ pub(crate) fn policy(args: &PolicyArgs) -> Result<(Caller, hermes_profiles::Reso
 /// The plan for running `command`, which may be empty when only the plan is wanted.
 pub(crate) fn prepare(args: &PolicyArgs, command: &[OsString]) -> Result<Prepared, Error> {
     let (caller, resolved) = policy(args)?;
+    prepare_for(args, command, caller, resolved)
+}
+
+/// The same for a policy that is there already. `args` has the wishes that are no part of it.
+pub(crate) fn prepare_for(args: &PolicyArgs, command: &[OsString], caller: Caller, resolved: Resolved) -> Result<Prepared, Error> {
     let mut policy = resolved.policy;
     let environment = environment::filter(&policy.environment, caller.variables.iter().cloned());
     let git = needs::add(&mut policy, &caller, command, &environment.passed);

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use hermes_profiles::Guarantee;
 
-use crate::args::{PolicyArgs, RunArgs};
+use crate::args::{Backend, PolicyArgs, RunArgs};
 use crate::changes::{self, Overlaid};
 use crate::engine;
 use crate::error::Error;
@@ -12,13 +12,17 @@ use crate::events::{Event, Log};
 use crate::guard::{self, Guards};
 use crate::output;
 use crate::prepare::{self, Prepared};
+use crate::remote;
 use crate::scratch::Scratch;
 
 /// Runs a command in a sandbox and returns the exit status.
 pub(crate) fn run(args: RunArgs) -> Result<u8, Error> {
-    args.policy.refuse_unsupported()?;
+    let backend = args.policy.backend()?;
     let mut log = Log::open(args.json_events.as_deref())?;
-    let outcome = start(args, &mut log);
+    let outcome = match backend {
+        Backend::Local => start(args, &mut log),
+        _ => remote::run(args, &mut log),
+    };
     told_end(outcome, &mut log)
 }
 
@@ -49,7 +53,11 @@ pub(crate) struct Ready {
 
 /// Makes what a sandbox for `program` needs. What it is for is told as `command`, for a session its name.
 pub(crate) fn get_ready(args: &PolicyArgs, program: &[OsString], command: &[OsString], log: &mut Log) -> Result<Ready, Error> {
-    let mut prepared = prepare::prepare(args, program)?;
+    make_ready(prepare::prepare(args, program)?, args, command, log)
+}
+
+/// The same, with a plan that is there already.
+pub(crate) fn make_ready(mut prepared: Prepared, args: &PolicyArgs, command: &[OsString], log: &mut Log) -> Result<Ready, Error> {
     log.announce(&prepared.plan)?;
     prepared.refuse_lost()?;
     settle(&prepared, log)?;

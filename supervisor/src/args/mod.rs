@@ -1,6 +1,7 @@
 //! The command line as it was written. Nothing is decided here; see [`crate::request`].
 
 mod approvals;
+mod backend;
 mod changes;
 mod check;
 pub(crate) mod docker;
@@ -18,6 +19,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::error::Error;
 use crate::usage;
 pub(crate) use approvals::Approvals;
+pub(crate) use backend::{Backend, BackendArgs};
 pub(crate) use changes::{Changes, ChangesOf, Colour};
 pub(crate) use check::{Check, CheckArgs, CheckCommand};
 pub(crate) use policy::{Net, PolicyArgs, TierArg};
@@ -59,6 +61,8 @@ pub(crate) enum Command {
         /// Say more
         #[arg(short, long)]
         verbose: bool,
+        #[command(flatten)]
+        place: Box<BackendArgs>,
     },
     /// Look at profiles
     Profiles {
@@ -102,6 +106,9 @@ pub(crate) enum Command {
     },
     /// Judge a command or a tool call by its text: advice that prevents accidents, never the boundary
     Check(CheckArgs),
+    /// The other half of `--backend`: started by hermes-sandbox itself on another machine, served on its standard streams
+    #[command(hide = true)]
+    Remote,
     /// Print a completion script for a shell
     Completions {
         /// The shell

@@ -1,10 +1,11 @@
 //! Options that make a policy.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
 
+use super::backend::{Backend, BackendArgs};
 use crate::error::Error;
 
 /// How the network is given.
@@ -25,23 +26,12 @@ pub(crate) enum Net {
 }
 
 /// The mechanism that carries the sandbox.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum TierArg {
     /// Namespaces, mounts, Landlock and seccomp
     Namespaces,
     /// Landlock and seccomp alone
     Landlock,
-}
-
-/// Where the sandbox is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Backend {
-    /// On this machine
-    Local,
-    /// In a container
-    Docker,
-    /// On a remote host
-    Ssh,
 }
 
 /// What the advisory layer does with what it finds.
@@ -126,29 +116,31 @@ pub(crate) struct PolicyArgs {
     #[arg(long, value_name = "INSIDE", hide = true)]
     pub(crate) scratch_at: Vec<PathBuf>,
 
-    // Known so that they can be refused by name instead of as typing errors.
-    #[arg(long, value_name = "WHERE", hide = true)]
-    pub(crate) backend: Option<Backend>,
-    #[arg(long, value_name = "IMAGE", hide = true)]
-    pub(crate) image: Option<OsString>,
-    #[arg(long, value_name = "DEST", hide = true)]
-    pub(crate) ssh_host: Option<OsString>,
+    #[command(flatten)]
+    pub(crate) place: BackendArgs,
+
+    // Known so that it can be refused by name instead of as a typing error.
     #[arg(long, value_name = "HOW", hide = true)]
     pub(crate) advise: Option<Advise>,
 }
 
 impl PolicyArgs {
-    /// Refuses what this version cannot do: an option that is ignored would be a wall that is not there.
-    pub(crate) fn refuse_unsupported(&self) -> Result<(), Error> {
-        let refused = match (self.backend, self.advise) {
-            (Some(Backend::Docker), _) => "--backend docker",
-            (Some(Backend::Ssh), _) => "--backend ssh",
-            _ if self.image.is_some() => "--image",
-            _ if self.ssh_host.is_some() => "--ssh-host",
-            (_, Some(Advise::Note)) => "--advise note",
-            (_, Some(Advise::Ask)) => "--advise ask",
-            _ => return Ok(()),
+    /// Where the sandbox is. Refuses what this version cannot do: an option that is ignored would be a wall that is not there.
+    pub(crate) fn backend(&self) -> Result<Backend, Error> {
+        let chosen = self.place.chosen()?;
+        let refused = match self.advise {
+            Some(Advise::Note) => "--advise note",
+            Some(Advise::Ask) => "--advise ask",
+            _ => return Ok(chosen),
         };
         Err(Error::usage(format!("{refused} is not supported by version {}; nothing was started", env!("CARGO_PKG_VERSION"))))
+    }
+
+    /// The same for what is done on this machine alone.
+    pub(crate) fn only_local(&self) -> Result<(), Error> {
+        match self.backend()? {
+            Backend::Local => Ok(()),
+            _ => Err(Error::usage("--backend cannot be used here").hint("`run`, `serve`, `session start`, `plan` and `doctor` take it")),
+        }
     }
 }

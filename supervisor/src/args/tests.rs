@@ -53,11 +53,11 @@ fn other_spellings_of_the_network_modes() {
 fn what_does_not_exist_yet_is_refused_by_name() {
     for flags in [&["--backend", "docker"][..], &["--backend=ssh"], &["--image", "i"], &["--ssh-host", "h"], &["--advise", "ask"]]
     {
-        let error = run(&[flags, &["true"]].concat()).policy.refuse_unsupported().unwrap_err();
+        let error = run(&[flags, &["true"]].concat()).policy.only_local().unwrap_err();
         assert!(error.message.starts_with(flags[0].split("=").next().unwrap()), "{error}");
         assert_eq!(error.kind.status(), 125);
     }
-    run(&["--backend", "local", "--advise", "off", "true"]).policy.refuse_unsupported().unwrap();
+    run(&["--backend", "local", "--advise", "off", "true"]).policy.only_local().unwrap();
 }
 
 #[test]

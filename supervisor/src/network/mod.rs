@@ -1,6 +1,8 @@
 //! The mediated way out of one sandbox: the proxy in a thread of its own, and what it has to tell.
 
 mod calls;
+mod decider;
+mod elsewhere;
 mod loopback;
 mod told;
 mod trust;
@@ -9,7 +11,7 @@ mod unknown;
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,10 +19,9 @@ use hermes_backends::compile::network::MOST_PORTS;
 use hermes_backends::local::Sandbox;
 use hermes_backends::plan::{GatewayPlan, NetworkPlan, Plan};
 use hermes_backends::wire::{self, Certificates, Listener};
-use hermes_egress::dial::OuterProxy;
 use hermes_egress::policy::Invalid;
-use hermes_egress::proxy::Unknown;
-use hermes_egress::{Config, Egress, Listeners};
+use hermes_egress::proxy::{Meant, OwnAddress};
+use hermes_egress::{Egress, Listeners};
 use hermes_profiles::{Caller, LoopbackRules, Policy, Route, UnknownHosts};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::runtime::Builder;
@@ -28,26 +29,25 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use crate::approvals::{Approvals, Scope};
-use crate::error::{Error, Kind};
+use crate::error::Error;
 use crate::events::Log;
 use crate::output;
-use crate::secrets::sandbox::SandboxSecrets;
 use calls::Calls;
-use told::Told;
-use unknown::{Ask, Audit};
+pub(crate) use decider::Decider;
+use elsewhere::Elsewhere;
+pub(crate) use elsewhere::Offer;
 
 /// How long connections may go on after the sandbox has ended.
 const LAST: Duration = Duration::from_millis(500);
 
 /// Why a live sandbox can be given no routes.
 pub(crate) const NO_WAY_OUT: &str = "the sandbox was started without a way out; start another one with a route";
+/// Why the far half of a sandbox changes none.
+const NOT_HERE: &str = "routes are decided on the machine that the session was started from";
 
 /// The way out of one sandbox, and what its loopback shares with the host's. Connections end when it is dropped.
 pub(crate) struct WayOut {
-    egress: Arc<Egress>,
-    told: Arc<Told>,
-    placeholders: Vec<(String, String)>,
+    decides: Decides,
     gateway: Option<GatewayPlan>,
     /// Without namespaces: by whose word a connection is the sandbox's.
     calls: Option<Calls>,
@@ -57,6 +57,14 @@ pub(crate) struct WayOut {
     /// To the thread, which ends with it.
     thread: Option<UnboundedSender<Input>>,
     changes: VecDeque<Change>,
+}
+
+/// Who decides about connections.
+enum Decides {
+    /// This process.
+    Here(Decider),
+    /// The one that this process works for.
+    Elsewhere(Arc<Elsewhere>),
 }
 
 /// What the thread is given.
@@ -84,6 +92,20 @@ impl WayOut {
     /// # Errors
     /// A route or the caller's own proxy cannot be used, or a port that is to be published is taken.
     pub(crate) fn new(policy: &Policy, plan: &Plan, caller: &Caller, log: &Log) -> Result<Option<Self>, Error> {
+        Self::by(policy, plan, caller, |meant| Decider::new(policy, caller, log, meant).map(Decides::Here))
+    }
+
+    /// The same, with decisions made elsewhere.
+    pub(crate) fn elsewhere(policy: &Policy, plan: &Plan, caller: &Caller, offer: Offer) -> Result<Option<Self>, Error> {
+        Self::by(policy, plan, caller, |meant| Ok(Decides::Elsewhere(Arc::new(Elsewhere::new(offer, meant)))))
+    }
+
+    fn by(
+        policy: &Policy,
+        plan: &Plan,
+        caller: &Caller,
+        decides: impl FnOnce(Arc<dyn Meant>) -> Result<Decides, Error>,
+    ) -> Result<Option<Self>, Error> {
         let LoopbackRules { connect, publish } = &policy.loopback;
         if plan.network == NetworkPlan::NoSockets && !(connect.is_empty() && publish.is_empty()) {
             return Err(Error::setup("ports of the loopback cannot be shared without a network namespace")
@@ -94,35 +116,23 @@ impl WayOut {
         if plan.gateway.is_none() && plan.connect.is_empty() && publish.is_empty() {
             return Ok(None);
         }
-        let told = Arc::new(Told::new(log.another()?));
-        // A file's place on the host is nobody's business inside.
-        let name = Path::new(&policy.profile).file_stem().unwrap_or_default().to_string_lossy();
-        let mut config = Config::new(name);
-        config.events = Arc::clone(&told) as _;
-        config.unknown = unknown_hosts(policy, caller, &told)?;
-        let to_tell = Arc::clone(&told);
-        let secrets = SandboxSecrets::open(caller, policy, move |notice| to_tell.note(notice))?;
-        secrets.require()?;
-        let placeholders = secrets.variables();
-        config.secrets = Arc::new(secrets);
-        config.outer = outer_proxy(caller)?;
         let calls = match (&plan.gateway, plan.network) {
             (Some(gateway), NetworkPlan::Notified) => Some(Calls::new(gateway, plan)?),
             _ => None,
         };
-        if let Some(calls) = &calls {
-            config.meant = calls.meant();
-        }
-        let egress = Egress::new(config, policy.routes()).map_err(|e| Error::new(Kind::Policy, e.to_string()))?;
+        let decides = decides(calls.as_ref().map_or_else(|| Arc::new(OwnAddress) as _, Calls::meant))?;
         let roots = trust::roots(caller);
         let published = publish.iter().map(|port| loopback::publish(*port)).collect::<Result<_, _>>()?;
         let (gateway, changes) = (plan.gateway.clone(), VecDeque::new());
-        Ok(Some(Self { egress, told, placeholders, gateway, calls, roots, published, thread: None, changes }))
+        Ok(Some(Self { decides, gateway, calls, roots, published, thread: None, changes }))
     }
 
     /// Variables that programs expect secrets in, and what stands in the place of these inside.
     pub(crate) fn placeholders(&self) -> &[(String, String)] {
-        &self.placeholders
+        match &self.decides {
+            Decides::Here(decider) => &decider.placeholders,
+            Decides::Elsewhere(elsewhere) => elsewhere.placeholders(),
+        }
     }
 
     /// What is trusted inside: the system's certificates, and the proxy's own.
@@ -130,7 +140,10 @@ impl WayOut {
         if self.gateway.is_none() {
             return Ok(Certificates::default());
         }
-        let own = self.egress.authority().map_err(|e| Error::setup(e.to_string()))?.pem();
+        let own = match &self.decides {
+            Decides::Here(decider) => decider.authority()?,
+            Decides::Elsewhere(elsewhere) => elsewhere.authority(),
+        };
         trust::certificates(plan, self.roots.as_deref(), own)
     }
 
@@ -141,13 +154,13 @@ impl WayOut {
         let inside = loopback::Inside::new(sandbox.another_channel().map_err(|e| cannot(&e))?);
         let (thread, inputs) = unbounded_channel();
         self.thread = Some(thread);
-        let (egress, published) = (Arc::clone(&self.egress), std::mem::take(&mut self.published));
+        let (serves, published) = (self.decides.serves(), std::mem::take(&mut self.published));
         for (_, port) in &published {
             output::complain(&format!("port {port} of the sandbox is shown on 127.0.0.1:{port}"));
         }
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| cannot(&e))?;
         let work = move || {
-            if let Err(e) = runtime.block_on(serve(egress, inside, published, inputs)) {
+            if let Err(e) = runtime.block_on(serve(serves, inside, published, inputs)) {
                 output::complain(&format!("the proxy has ended, and nothing reaches the network any more: {e}"));
             }
         };
@@ -176,7 +189,7 @@ impl WayOut {
             self.add_ports(change.routes.iter().flat_map(|route| route.ports.iter().copied()));
             // Nobody has waited to the end: then nobody relies on it either.
             if !change.reply.is_closed() {
-                let _ = change.reply.send((change.swap)(&self.egress, &change.routes).map_err(|e| e.to_string()));
+                let _ = change.reply.send(self.swap(change.swap, &change.routes));
             }
         }
     }
@@ -202,7 +215,7 @@ impl WayOut {
         let new = match self.new_ports(&routes) {
             Ok(new) if !new.is_empty() => new,
             nothing_to_wait_for => {
-                let outcome = nothing_to_wait_for.and_then(|_| swap(&self.egress, &routes).map_err(|e| e.to_string()));
+                let outcome = nothing_to_wait_for.and_then(|_| self.swap(swap, &routes));
                 let _ = reply.send(outcome);
                 return None;
             }
@@ -211,20 +224,37 @@ impl WayOut {
         Some(new)
     }
 
+    /// Leads these ports to whoever decides, too. Returns those that init is to listen on.
+    pub(crate) fn listen(&mut self, ports: &[u16]) -> Vec<u16> {
+        let new = self.not_open(ports.iter().copied()).unwrap_or_default();
+        self.add_ports(new.iter().copied());
+        new
+    }
+
+    fn swap(&self, swap: fn(&Egress, &[Route]) -> Result<u64, Invalid>, routes: &[Route]) -> Result<u64, String> {
+        match &self.decides {
+            Decides::Here(decider) => swap(&decider.egress, routes).map_err(|e| e.to_string()),
+            Decides::Elsewhere(_) => Err(NOT_HERE.to_owned()),
+        }
+    }
+
     /// The ports of these routes on which nobody listens yet, or why the routes cannot be had.
     fn new_ports(&self, routes: &[Route]) -> Result<Vec<u16>, String> {
         if !self.changes.is_empty() {
             return Err("another change is under way; try again".to_owned());
         }
+        self.not_open(routes.iter().flat_map(|route| route.ports.iter().copied()))
+    }
+
+    fn not_open(&self, ports: impl Iterator<Item = u16>) -> Result<Vec<u16>, String> {
         let gateway = self.gateway.as_ref().ok_or(NO_WAY_OUT)?;
-        let ports = || routes.iter().flat_map(|route| route.ports.iter().copied());
         if let Some(calls) = &self.calls {
-            calls.open(ports());
+            calls.open(ports);
             return Ok(Vec::new());
         }
         let known: BTreeSet<u16> = gateway.ports.iter().copied().collect();
         // Where names are resolved nothing else is.
-        let new: BTreeSet<u16> = ports().filter(|port| !known.contains(port) && *port != 53).collect();
+        let new: BTreeSet<u16> = ports.filter(|port| !known.contains(port) && *port != 53).collect();
         match known.len() + new.len() > MOST_PORTS {
             true => Err(format!("routes lead to more than {MOST_PORTS} ports")),
             false => Ok(new.into_iter().collect()),
@@ -233,7 +263,10 @@ impl WayOut {
 
     /// The routes that hold and how often they were replaced.
     pub(crate) fn routes(&self) -> (Vec<Route>, u64) {
-        self.egress.routes()
+        match &self.decides {
+            Decides::Here(decider) => decider.egress.routes(),
+            Decides::Elsewhere(_) => Default::default(),
+        }
     }
 
     fn add_ports(&mut self, more: impl Iterator<Item = u16>) {
@@ -251,13 +284,49 @@ impl WayOut {
             let asked = thread.send(Input::Finish(done));
             let _ = asked.is_ok().then(|| is_done.recv_timeout(2 * LAST));
         }
-        self.told.tell();
+        if let Decides::Here(decider) = &self.decides {
+            decider.tell();
+        }
+    }
+}
+
+impl Decides {
+    fn serves(&self) -> Serves {
+        match self {
+            Self::Here(decider) => Serves::Here(Arc::clone(&decider.egress)),
+            Self::Elsewhere(elsewhere) => Serves::Elsewhere(Arc::clone(elsewhere)),
+        }
+    }
+}
+
+/// Who takes connections.
+enum Serves {
+    Here(Arc<Egress>),
+    Elsewhere(Arc<Elsewhere>),
+}
+
+impl Serves {
+    fn connections(&self) -> usize {
+        match self {
+            Self::Here(egress) => egress.connections(),
+            Self::Elsewhere(elsewhere) => elsewhere.connections(),
+        }
+    }
+
+    fn spawn(&self, listeners: Listeners, served: &mut JoinSet<std::io::Result<()>>) {
+        match self {
+            Self::Here(egress) => {
+                let egress = Arc::clone(egress);
+                served.spawn(async move { egress.serve(listeners).await });
+            }
+            Self::Elsewhere(elsewhere) => drop(served.spawn(Arc::clone(elsewhere).serve(listeners))),
+        }
     }
 }
 
 /// Serves what it is given until nobody is there to give more.
 async fn serve(
-    egress: Arc<Egress>,
+    serves: Serves,
     inside: loopback::Inside,
     published: Vec<(TcpListener, u16)>,
     mut inputs: UnboundedReceiver<Input>,
@@ -279,7 +348,7 @@ async fn serve(
             None => return Ok(()),
             Some(Input::Socket(socket)) => inside.give(socket),
             Some(Input::Finish(done)) => {
-                last_bytes(&egress, &inside).await;
+                last_bytes(&serves, &inside).await;
                 let _ = done.send(());
             }
             Some(Input::Listeners(all)) => {
@@ -296,8 +365,7 @@ async fn serve(
                         }
                     }
                 }
-                let egress = Arc::clone(&egress);
-                served.spawn(async move { egress.serve(listeners).await });
+                serves.spawn(listeners, &mut served);
             }
         }
     }
@@ -305,30 +373,13 @@ async fn serve(
 
 /// Waits, for a bounded time, until the connections of a sandbox that has ended have ended too. What was sent just before the
 /// end may not even have been accepted yet, so one look is not enough.
-async fn last_bytes(egress: &Egress, inside: &loopback::Inside) {
+async fn last_bytes(serves: &Serves, inside: &loopback::Inside) {
     let end = tokio::time::Instant::now() + LAST;
     let mut quiet = 0;
     while quiet < 2 && tokio::time::Instant::now() < end {
         tokio::time::sleep(Duration::from_millis(1)).await;
-        quiet = if egress.connections() + inside.connections() == 0 { quiet + 1 } else { 0 };
+        quiet = if serves.connections() + inside.connections() == 0 { quiet + 1 } else { 0 };
     }
-}
-
-fn unknown_hosts(policy: &Policy, caller: &Caller, told: &Arc<Told>) -> Result<Option<Arc<dyn Unknown>>, Error> {
-    Ok(match policy.unknown_hosts {
-        UnknownHosts::Refuse => None,
-        UnknownHosts::Audit => {
-            output::complain(
-                "--net audit: EVERY host on the internet can be reached; it is for finding out which routes are needed",
-            );
-            Some(Arc::new(Audit))
-        }
-        UnknownHosts::Ask => {
-            let approvals = Approvals::of(crate::state::directory(caller)?);
-            let scope = Scope { profile: policy.profile.clone(), workspace: policy.workspace.clone() };
-            Some(Arc::new(Ask::new(approvals, scope, Arc::clone(told))))
-        }
-    })
 }
 
 impl std::fmt::Debug for WayOut {
@@ -337,22 +388,8 @@ impl std::fmt::Debug for WayOut {
     }
 }
 
-/// The proxy that the caller has to use.
-fn outer_proxy(caller: &Caller) -> Result<Option<OuterProxy>, Error> {
-    let value = |names: &[&str]| {
-        let found = names.iter().find_map(|name| Some((*name, caller.variable(name)?)).filter(|(_, value)| !value.is_empty()));
-        found.map(|(name, value)| (name.to_owned(), value.to_string_lossy().into_owned()))
-    };
-    let Some((name, url)) = value(&["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"]) else { return Ok(None) };
-    let without = value(&["no_proxy", "NO_PROXY"]).map(|(_, list)| list).unwrap_or_default();
-    let parsed = OuterProxy::parse(&url, &without);
-    parsed.map(Some).map_err(|why| {
-        Error::setup(format!("the proxy of {name} cannot be used: {why}")).hint(format!("correct {name}, or unset it"))
-    })
-}
-
 /// A connection takes two descriptors at least, and the usual soft limit is 1024. Jobs have limits of their own.
-fn raise_descriptors() {
+pub(crate) fn raise_descriptors() {
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && soft < hard
     {

@@ -47,7 +47,12 @@ impl Client {
     /// Connects to a session and agrees on the version.
     pub(crate) fn connect(socket: &Path) -> Result<(Self, Initialized), Error> {
         let cannot = |e: io::Error| Error::setup(format!("cannot reach the session at {}: {e}", output::path(socket)));
-        let writer = UnixStream::connect(socket).map_err(cannot)?;
+        Self::over(UnixStream::connect(socket).map_err(cannot)?)
+    }
+
+    /// The same over a connection that is there already.
+    pub(crate) fn over(writer: UnixStream) -> Result<(Self, Initialized), Error> {
+        let cannot = |e: io::Error| Error::setup(format!("cannot speak with the session: {e}"));
         let reader = BufReader::new(writer.try_clone().map_err(cannot)?);
         let mut client = Self { reader, writer, last: 0 };
         let initialized = client.ask_soon("initialize", &Initialize { protocol: VERSION })?;

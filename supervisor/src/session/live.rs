@@ -141,7 +141,7 @@ impl Live {
 
     /// Asks init. While it has no room for the question, it may itself wait for room for what it says, which is heard meanwhile:
     /// to be called while nothing is borrowed that [`heard`](Self::heard) needs.
-    pub(super) fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+    pub(crate) fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
         let asked = || -> Result<(), StepError> {
             while !self.sandbox.try_request(request, fds)? {
                 let mut ready = [PollFd::new(self.sandbox.as_fd(), PollFlags::POLLIN | PollFlags::POLLOUT)];

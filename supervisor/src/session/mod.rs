@@ -7,14 +7,14 @@ pub(crate) mod client;
 pub(crate) mod command;
 pub(crate) mod job;
 mod keep;
-mod live;
-mod mcp;
+pub(crate) mod live;
+pub(crate) mod mcp;
 pub(crate) mod place;
 pub(crate) mod protocol;
 mod routes;
-mod server;
+pub(crate) mod server;
 mod shell;
-mod streams;
+pub(crate) mod streams;
 
 use std::ffi::OsString;
 use std::future::Future;
@@ -33,11 +33,12 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::{LocalSet, spawn_local};
 
-use crate::args::ServeArgs;
+use crate::args::{Backend, ServeArgs};
 use crate::engine::{self, Opened};
 use crate::error::Error;
 use crate::events::Log;
 use crate::output;
+use crate::remote;
 use crate::run::{self, Ready};
 use crate::shims::ClientProcess;
 use live::Live;
@@ -53,7 +54,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
     if args.schema {
         return output::print_json(&schemars::schema_for!(protocol::Messages)).map(|()| 0);
     }
-    args.policy.refuse_unsupported()?;
+    let backend = args.policy.backend()?;
     if let (Some(_), Some(user)) = (&args.name, &args.policy.user) {
         return Err(Error::usage("`--user` cannot be used here: a session is of the user who starts it")
             .hint(format!("start it as {}, e.g. by runuser(1)", output::clean(user))));
@@ -74,15 +75,24 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Error> {
     };
     let _named = args.socket.as_deref().map(Named);
     let mut log = Log::open(args.json_events.as_deref())?;
-    let outcome = open_and_attend(args, (listener, place, client), &mut log);
+    let found = Found { listener, place, client };
+    let outcome = match backend {
+        Backend::Local => open_and_attend(args, found, &mut log),
+        _ => remote::serve(args, found, &mut log),
+    };
     run::told_end(outcome, &mut log)
 }
 
-fn open_and_attend(
-    args: &ServeArgs,
-    (listener, place, client): (Option<std::os::unix::net::UnixListener>, Option<place::Place>, Option<ClientProcess>),
-    log: &mut Log,
-) -> Result<u8, Error> {
+/// How a session is found, and by whom.
+pub(crate) struct Found {
+    pub(crate) listener: Option<std::os::unix::net::UnixListener>,
+    pub(crate) place: Option<place::Place>,
+    /// It ends with this process.
+    pub(crate) client: Option<ClientProcess>,
+}
+
+fn open_and_attend(args: &ServeArgs, found: Found, log: &mut Log) -> Result<u8, Error> {
+    let Found { listener, place, client } = found;
     let name: Vec<OsString> = vec![args.name.clone().unwrap_or_else(|| "serve".to_owned()).into()];
     let program: Vec<OsString> = args.program.iter().map(|program| program.clone().into_os_string()).collect();
     let Ready { prepared, overlaid, mut guards, scratch } = run::get_ready(&args.policy, &program, &name, log)?;
@@ -92,7 +102,7 @@ fn open_and_attend(
     let caller = prepared.caller.clone();
     let held: Vec<_> = overlaid.iter().map(crate::changes::Overlaid::lock).collect();
     // From the first thread, before the runtime: init dies with the thread that made it, prctl(2).
-    let Opened { sandbox, environment, way_out, group } = engine::open(&prepared, &held, guards.as_mut(), log)?;
+    let Opened { sandbox, environment, way_out, group } = engine::open(&prepared, &held, guards.as_mut(), engine::way_out(&prepared, log)?)?;
     more_descriptors();
     let live = Live::new(sandbox, prepared, environment, (guards, way_out), args.name.clone(), std::mem::take(log));
     if let Some(place) = &place {
@@ -114,18 +124,28 @@ fn open_and_attend(
         overlaid.finish(&caller);
     }
     drop(scratch);
+    leave(place, args);
+    tell_end(served?).map(|()| 0)
+}
+
+/// Takes away what a session was found by.
+pub(crate) fn leave(place: Option<place::Place>, args: &ServeArgs) {
     match place {
         // Nobody asks for it any more.
         Some(place) if args.client.is_some() && place.is_of_shim() => place.forget(),
         place => drop(place),
     }
-    match served? {
+}
+
+/// Says why a session has ended.
+pub(crate) fn tell_end(reason: Reason) -> Result<(), Error> {
+    match reason {
         Reason::Idle => output::complain("ended: nobody wanted anything for the time of --idle"),
         Reason::Ttl => output::complain("ended: the time of --ttl was over"),
         Reason::Stopped => {}
         Reason::Failed => return Err(Error::setup("the sandbox has ended before its session")),
     }
-    Ok(0)
+    Ok(())
 }
 
 /// Runs everything that a session does, and returns why it ends.
@@ -202,12 +222,12 @@ async fn attend(
     Ok(reason)
 }
 
-type Input = Box<dyn AsyncRead + Unpin + Send>;
-type Output = Box<dyn AsyncWrite + Unpin + Send>;
+pub(crate) type Input = Box<dyn AsyncRead + Unpin + Send>;
+pub(crate) type Output = Box<dyn AsyncWrite + Unpin + Send>;
 
 /// The standard streams. Pipes are waited for by the runtime itself, which spares two changes of thread a message; they are opened
 /// anew, because who shares them with us does not expect that reads and writes fail for want of patience.
-fn standard_streams() -> (Input, Output) {
+pub(crate) fn standard_streams() -> (Input, Output) {
     let pipe = |fd: i32| std::fs::metadata(format!("/proc/self/fd/{fd}")).is_ok_and(|meta| meta.file_type().is_fifo());
     let input = || pipe::OpenOptions::new().open_receiver("/proc/self/fd/0");
     let output = || pipe::OpenOptions::new().open_sender("/proc/self/fd/1");
@@ -223,7 +243,7 @@ fn standard_streams() -> (Input, Output) {
 }
 
 /// A part of a session that ends it when it fails.
-fn report(live: &Rc<Live>, what: &'static str, part: impl Future<Output = io::Result<()>> + 'static) {
+pub(crate) fn report(live: &Rc<Live>, what: &'static str, part: impl Future<Output = io::Result<()>> + 'static) {
     let live = Rc::clone(live);
     spawn_local(async move {
         if let Err(e) = part.await {
@@ -252,29 +272,34 @@ async fn accept(live: Rc<Live>, listener: UnixListener) -> io::Result<()> {
 }
 
 /// The mode of the socket keeps others out already; where it does not (an old kernel, a copy of the descriptor) this does.
-fn is_same_user(stream: &UnixStream) -> bool {
+pub(crate) fn is_same_user(stream: &UnixStream) -> bool {
     stream.peer_cred().is_ok_and(|peer| peer.uid() == geteuid().as_raw())
 }
 
 /// Ends the session when the process that it is for has ended.
 async fn end_with(live: Rc<Live>, client: ClientProcess) {
+    has_ended(client).await;
+    live.stop(Reason::Stopped);
+}
+
+/// Waits for the end of the process that a session is for.
+pub(crate) async fn has_ended(client: ClientProcess) {
     if let Some(process) = client.open()
         && let Ok(process) = streams::watched(process, Interest::READABLE)
     {
         let _ = process.readable().await;
     }
-    live.stop(Reason::Stopped);
 }
 
 /// Waits until nobody can find the session any more.
-async fn is_lost(place: Option<&place::Place>) {
+pub(crate) async fn is_lost(place: Option<&place::Place>) {
     let Some(place) = place else { return std::future::pending().await };
     while place.is_there() {
         tokio::time::sleep(LOOK).await;
     }
 }
 
-async fn end_when_idle(live: Rc<Live>, idle: Duration) {
+pub(crate) async fn end_when_idle(live: Rc<Live>, idle: Duration) {
     loop {
         let unused = live.used.get().elapsed();
         if unused >= idle && live.is_idle() {
@@ -308,7 +333,7 @@ impl Drop for Named<'_> {
 }
 
 /// Every job has some; init and its jobs have their own limit already.
-fn more_descriptors() {
+pub(crate) fn more_descriptors() {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
         let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }

@@ -18,7 +18,7 @@ use crate::request::{self, Disk};
 
 /// Writes the shims that were asked for and says how to use them.
 pub(super) fn install(args: &InstallArgs) -> Result<(), Error> {
-    args.policy.refuse_unsupported()?;
+    args.policy.only_local()?;
     let names = if args.only.is_empty() { vec![ShimName::Bash, ShimName::Python, ShimName::Docker] } else { args.only.clone() };
     let caller = request::caller(None)?;
     let recorded = options::record(&args.policy, &caller.cwd)?;

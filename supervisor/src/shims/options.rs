@@ -36,9 +36,7 @@ pub(super) fn record(args: &PolicyArgs, cwd: &Path) -> Result<Vec<String>, Error
         verbose,
         alias,
         scratch_at,
-        backend: _,
-        image: _,
-        ssh_host: _,
+        place: _,
         advise: _,
     } = args;
     let mut options = Vec::new();
@@ -105,7 +103,7 @@ pub(super) fn parse(options: &[String]) -> Result<PolicyArgs, Error> {
         .try_get_matches_from(options)
         .and_then(|matches| PolicyArgs::from_arg_matches(&matches))
         .map_err(|e| usage::condense(&e))?;
-    args.refuse_unsupported().map(|()| args)
+    args.only_local().map(|()| args)
 }
 
 /// As options of a command line.

@@ -1,0 +1,406 @@
+//! The far half: a whole supervisor whose clients come over one channel.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, PipeReader};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use hermes_profiles::{Caller, Overrides, Request, Resolved, resolve};
+use tokio::io::AsyncWriteExt;
+use tokio::runtime::Builder;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, LocalSet, spawn_local};
+
+use super::GREETING;
+use super::files::Replay;
+use super::hello::{self, Asked, Bytes, Errand, Hello, ToFar, ToNear, Wanted, at_home};
+use super::mux::{self, BEAT, Mux, Side, Stream};
+use super::standard::{Standard, hush};
+use crate::engine::{self, Opened};
+use crate::error::Error;
+use crate::events::Log;
+use crate::network::{Offer, WayOut};
+use crate::output;
+use crate::prepare::{self, Prepared};
+use crate::run::{self, Ready};
+use crate::session::live::Live;
+use crate::session::protocol::Reason;
+use crate::session::{end_when_idle, mcp, more_descriptors, report, server};
+use crate::{doctor, plan, request};
+
+/// How long the tree may take to end after the other side has gone.
+const LAST: Duration = Duration::from_secs(5);
+/// How long all that is left to do may take then, above all to put aside what is guarded.
+const TIDY: Duration = Duration::from_secs(60);
+/// How long the last words may take.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// What comes over the channel.
+enum Came {
+    Hello(Box<Hello>, Mux),
+    Client(Stream, Wanted),
+    Listen(Vec<u16>),
+    Stop,
+    /// Nothing more.
+    Lost,
+}
+
+/// The channel, for the thread that holds the sandbox.
+struct Link {
+    came: UnboundedReceiver<Came>,
+    says: UnboundedSender<ToNear>,
+    /// Takes the last message.
+    last: oneshot::Sender<ToNear>,
+    /// Nothing runs any more.
+    quiet: Arc<AtomicBool>,
+    /// The channel is of no use any more.
+    lost: bool,
+    /// Passes on what is written to standard error.
+    told: std::thread::JoinHandle<()>,
+}
+
+/// Serves who started this process. Returns the exit status.
+pub(crate) fn main() -> Result<u8, Error> {
+    let (input, output, said) = Standard::take()?.into_parts();
+    let mut link = Link::start(input, output, said)?;
+    let last = match link.came.blocking_recv() {
+        Some(Came::Hello(hello, mux)) => match obey(&mut link, *hello, mux) {
+            Ok(last) => last,
+            Err(error) => ToNear::failed(&error),
+        },
+        _ => ToNear::Ended(Reason::Failed),
+    };
+    link.end(last);
+    Ok(0)
+}
+
+fn obey(link: &mut Link, hello: Hello, mux: Mux) -> Result<ToNear, Error> {
+    let Hello { errand, asked } = hello;
+    match errand {
+        Errand::Doctor { json, verbose } => {
+            let (text, status) = doctor::described(&engine::measure_now(), json, verbose)?;
+            Ok(ToNear::Answer { text, status })
+        }
+        Errand::Plan { command, json } => {
+            let prepared = prepare(link, &asked, &words(&command))?;
+            let (text, status) = plan::described(prepared, &asked.wishes(), json)?;
+            Ok(ToNear::Answer { text, status })
+        }
+        Errand::Sandbox { program, command, name, mcp, ttl, idle, events, way_out } => {
+            let (mut log, told) = log(link, events)?;
+            let offer = way_out.unwrap_or_default();
+            let offer = Offer { mux, authority: offer.authority, placeholders: offer.placeholders };
+            let served = Served { name, mcp, ttl: ttl.map(Duration::from_millis), idle: idle.map(Duration::from_millis) };
+            let outcome = sandbox(link, &asked, (&words(&program), &words(&command)), served, offer, &mut log);
+            drop(log);
+            // All events are on their way before the last word.
+            let _ = told.map(std::thread::JoinHandle::join);
+            outcome.map(ToNear::Ended)
+        }
+    }
+}
+
+fn words(words: &[Bytes]) -> Vec<std::ffi::OsString> {
+    words.iter().map(Bytes::text).collect()
+}
+
+/// How a sandbox is served.
+struct Served {
+    name: Option<String>,
+    mcp: bool,
+    ttl: Option<Duration>,
+    idle: Option<Duration>,
+}
+
+/// A log whose lines go to the other side.
+fn log(link: &Link, events: bool) -> Result<(Log, Option<std::thread::JoinHandle<()>>), Error> {
+    if !events {
+        return Ok((Log::default(), None));
+    }
+    let cannot = |e: io::Error| Error::setup(format!("cannot pass events on: {e}"));
+    let (reader, writer) = io::pipe().map_err(cannot)?;
+    let says = link.says.clone();
+    let told = std::thread::Builder::new().name("hermes-events".to_owned());
+    let told = told.spawn(move || lines(reader, |line| drop(says.send(ToNear::Event(line))))).map_err(cannot)?;
+    Ok((Log::to(File::from(OwnedFd::from(writer))), Some(told)))
+}
+
+fn lines(reader: PipeReader, mut take: impl FnMut(Vec<u8>)) {
+    let mut reader = BufReader::new(reader);
+    let mut line = Vec::new();
+    while reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
+        take(std::mem::take(&mut line));
+    }
+}
+
+/// The plan, made from the policy of the other side and the paths and the kernel of this one.
+fn prepare(link: &Link, asked: &Asked, program: &[std::ffi::OsString]) -> Result<Prepared, Error> {
+    let own = request::caller(None)?;
+    let workspace = at_home(&asked.workspace.path(), own.home.as_deref());
+    // Where commands begin, and where relative paths do.
+    std::env::set_current_dir(&workspace).map_err(|e| {
+        Error::setup(format!("cannot enter the workspace {}: {e}", output::path(&workspace)))
+            .hint("--workspace names a directory there")
+    })?;
+    let caller = caller(asked, own, workspace.clone());
+    let home = caller.home.clone();
+    let mut request = Request {
+        profile: asked.profile.clone(),
+        source: asked.source.clone(),
+        workspace: Some(workspace.clone()),
+        overrides: asked.overrides.clone(),
+        caller,
+    };
+    at_homes(&mut request.overrides, home.as_deref());
+    let replay = Replay::new(&asked.files, &request.caller, &hermes_profiles::paths::normalise(&workspace));
+    let resolved: Resolved = resolve(&request, &replay)?;
+    let project = replay.into_project();
+    let _ = link.says.send(ToNear::Resolved { project });
+    prepare::prepare_for(&asked.wishes(), program, request.caller, resolved)
+}
+
+/// Paths of the options that begin with `~`, which no shell has expanded.
+fn at_homes(overrides: &mut Overrides, home: Option<&Path>) {
+    let Overrides { ro, rw, deny, .. } = overrides;
+    for path in ro.iter_mut().chain(rw).chain(deny).filter(|path| path.starts_with("~")) {
+        *path = at_home(path, home);
+    }
+}
+
+/// Who asks: this user here, with the variables that the other side names.
+fn caller(asked: &Asked, own: Caller, workspace: PathBuf) -> Caller {
+    let mut variables = own.variables;
+    for (name, value) in &asked.variables {
+        let name = name.text();
+        match value {
+            Some(value) => {
+                variables.retain(|(known, _)| *known != name);
+                variables.push((name, value.text()));
+            }
+            // What is meant is the caller's, who has none.
+            None if name != "TERM" => variables.retain(|(known, _)| *known != name),
+            None => {}
+        }
+    }
+    request::caller_of(workspace, variables)
+}
+
+fn sandbox(
+    link: &mut Link,
+    asked: &Asked,
+    (program, command): (&[std::ffi::OsString], &[std::ffi::OsString]),
+    served: Served,
+    offer: Offer,
+    log: &mut Log,
+) -> Result<Reason, Error> {
+    let wishes = asked.wishes();
+    let prepared = prepare(link, asked, program)?;
+    let Ready { prepared, overlaid, mut guards, scratch } = run::make_ready(prepared, &wishes, command, log)?;
+    if served.mcp {
+        mcp::needs_tools(&prepared.policy.mcp.tools, &prepared.policy.profile)?;
+    }
+    let caller = prepared.caller.clone();
+    let held: Vec<_> = overlaid.iter().map(crate::changes::Overlaid::lock).collect();
+    let way_out = WayOut::elsewhere(&prepared.policy, &prepared.plan, &caller, offer)?;
+    // From the first thread, before the runtime: init dies with the thread that made it, prctl(2).
+    let Opened { sandbox, environment, way_out, group } = engine::open(&prepared, &held, guards.as_mut(), way_out)?;
+    more_descriptors();
+    let live = Live::new(sandbox, prepared, environment, (guards, way_out), served.name.clone(), std::mem::take(log));
+    let cannot = |e: io::Error| Error::setup(format!("cannot serve the sandbox: {e}"));
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(cannot)?;
+    let local = LocalSet::new();
+    let _ = link.says.send(ToNear::Ready);
+    let reason = local.block_on(&runtime, attend(Rc::clone(&live), link, &served));
+    // Tasks hold the sandbox, too.
+    drop(local);
+    runtime.shutdown_background();
+    let (guards, way_out) = (live.guards.take(), live.way_out.take());
+    *log = live.log.take();
+    drop(live);
+    link.quiet.store(true, Ordering::Relaxed);
+    engine::close(group, guards, way_out, log)?;
+    if let Some(overlaid) = overlaid {
+        overlaid.finish(&caller);
+    }
+    drop(scratch);
+    Ok(reason)
+}
+
+/// Runs everything that a session does, and returns why it ends.
+async fn attend(live: Rc<Live>, link: &mut Link, served: &Served) -> Reason {
+    report(&live, "init", Rc::clone(&live).listen());
+    report(&live, "guarded files", Rc::clone(&live).guard());
+    if let Some(ttl) = served.ttl {
+        let live = Rc::clone(&live);
+        spawn_local(async move {
+            tokio::time::sleep(ttl).await;
+            live.stop(Reason::Ttl);
+        });
+    }
+    if let Some(idle) = served.idle {
+        spawn_local(end_when_idle(Rc::clone(&live), idle));
+    }
+    loop {
+        let came = tokio::select! {
+            reason = live.is_over() => {
+                // Clients are told.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                return reason;
+            }
+            came = link.came.recv() => came,
+        };
+        match came {
+            Some(Came::Client(stream, wanted)) => {
+                let (live, (reader, writer)) = (Rc::clone(&live), tokio::io::split(stream));
+                match wanted {
+                    Wanted::Session => drop(spawn_local(server::serve(live, reader, writer))),
+                    Wanted::Mcp => drop(spawn_local(mcp::serve(live, reader, writer))),
+                }
+            }
+            Some(Came::Listen(ports)) => {
+                let new = live.way_out.borrow_mut().as_mut().map(|way_out| way_out.listen(&ports)).unwrap_or_default();
+                if !new.is_empty() {
+                    let _ = live.ask(&hermes_backends::wire::Request::Listen(new), &[]);
+                }
+            }
+            Some(Came::Stop) => live.stop(Reason::Stopped),
+            // At once: nobody waits for anything.
+            Some(Came::Lost | Came::Hello(..)) | None => {
+                link.lost = true;
+                return Reason::Stopped;
+            }
+        }
+    }
+}
+
+impl Link {
+    /// Starts the thread that holds the channel.
+    fn start(input: OwnedFd, output: OwnedFd, said: PipeReader) -> Result<Self, Error> {
+        let cannot = |e: io::Error| Error::setup(format!("cannot hold the channel: {e}"));
+        let (comes, came) = unbounded_channel();
+        let (says, to_say) = unbounded_channel();
+        let (last, is_last) = oneshot::channel();
+        let quiet = Arc::new(AtomicBool::new(false));
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(cannot)?;
+        let (complains, is_quiet) = (says.clone(), Arc::clone(&quiet));
+        let told = std::thread::Builder::new().name("hermes-said".to_owned());
+        let told = told.spawn(move || {
+            lines(said, |mut line| {
+                line.truncate(line.trim_ascii_end().len());
+                let _ = complains.send(ToNear::Said(line));
+            });
+        });
+        let told = told.map_err(cannot)?;
+        let hold = move || {
+            runtime.block_on(hold(input, output, &comes, to_say, is_last));
+            let _ = comes.send(Came::Lost);
+            // Who is in the middle of something long is not waited for: what it has made dies with it.
+            std::thread::sleep(LAST);
+            if is_quiet.load(Ordering::Relaxed) {
+                std::thread::sleep(TIDY);
+            }
+            std::process::exit(125);
+        };
+        std::thread::Builder::new().name("hermes-link".to_owned()).spawn(hold).map_err(cannot)?;
+        Ok(Self { came, says, last, quiet, lost: false, told })
+    }
+
+    /// Says the last word, and waits until it was heard.
+    fn end(mut self, last: ToNear) {
+        let until = Instant::now() + LAST_WORDS;
+        // What was said on standard error comes before it.
+        hush();
+        while !self.told.is_finished() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let _ = self.last.send(last);
+        while !self.lost && Instant::now() < until {
+            match self.came.try_recv() {
+                Ok(Came::Lost) | Err(tokio::sync::mpsc::error::TryRecvError::Disconnected) => return,
+                _ => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+}
+
+/// Holds the channel until it is of no use any more.
+async fn hold(
+    input: OwnedFd,
+    output: OwnedFd,
+    comes: &UnboundedSender<Came>,
+    to_say: UnboundedReceiver<ToNear>,
+    last: oneshot::Receiver<ToNear>,
+) {
+    let Ok(mut channel) = Standard::channel(input, output) else { return };
+    if channel.write_all(format!("{GREETING}\n").as_bytes()).await.is_err() {
+        return;
+    }
+    let (mux, mut streams, driver) = mux::over(Box::new(channel), Side::Far);
+    let mut driver = tokio::spawn(driver.run());
+    let control = tokio::select! {
+        control = streams.recv() => control,
+        _ = &mut driver => return,
+    };
+    let Some(control) = control else { return };
+    let (reader, writer) = tokio::io::split(control);
+    tokio::spawn(hear(reader, mux, comes.clone()));
+    tokio::spawn(say(writer, to_say, last));
+    loop {
+        tokio::select! {
+            _ = &mut driver => return,
+            Some(mut stream) = streams.recv() => {
+                let comes = comes.clone();
+                let _: JoinHandle<()> = tokio::spawn(async move {
+                    if let Ok(wanted) = Wanted::read(&mut stream).await {
+                        let _ = comes.send(Came::Client(stream, wanted));
+                    }
+                });
+            }
+        }
+    }
+}
+
+async fn hear(mut reader: impl tokio::io::AsyncRead + Unpin, mux: Mux, comes: UnboundedSender<Came>) {
+    let Ok(hello) = hello::read::<Hello>(&mut reader).await else { return drop(comes.send(Came::Lost)) };
+    let _ = comes.send(Came::Hello(Box::new(hello), mux.clone()));
+    while let Ok(message) = hello::read::<ToFar>(&mut reader).await {
+        let _ = match message {
+            ToFar::Beat => Ok(()),
+            ToFar::Pause => {
+                mux.pause();
+                Ok(())
+            }
+            ToFar::Listen(ports) => comes.send(Came::Listen(ports)),
+            ToFar::Stop => comes.send(Came::Stop),
+        };
+    }
+}
+
+/// Says what is to be said, and that we live; at the end the last word.
+async fn say(
+    mut writer: impl tokio::io::AsyncWrite + Unpin,
+    mut to_say: UnboundedReceiver<ToNear>,
+    mut last: oneshot::Receiver<ToNear>,
+) {
+    loop {
+        let message = tokio::select! {
+            biased;
+            Some(message) = to_say.recv() => message,
+            message = &mut last => {
+                if let Ok(message) = message {
+                    let _ = hello::write(&mut writer, &message).await;
+                }
+                return std::future::pending().await;
+            }
+            () = tokio::time::sleep(BEAT) => ToNear::Beat,
+        };
+        if hello::write(&mut writer, &message).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! The near half: what was called. Reads policy files, decides about the network, and leads clients to the far half.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hermes_backends::compile::network::is_mediated;
+use hermes_egress::proxy::OwnAddress;
+use hermes_profiles::{Caller, Policy, UnknownHosts, resolve};
+use tokio::io::{AsyncReadExt, copy_bidirectional};
+use tokio::runtime::Builder;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
+
+use super::files::{Bundle, Recorder};
+use super::hello::{self, Asked, Bytes, Errand, Hello, ToFar, ToNear, Wanted, WayOut, at_home};
+use super::mux::{self, BEAT, Lost, Mux, Side, Stream};
+use super::{Backend, CHATTER, Channel, GREETING, ways};
+use crate::args::PolicyArgs;
+use crate::error::Error;
+use crate::events::Log;
+use crate::network::{Decider, raise_descriptors};
+use crate::output;
+use crate::request;
+use crate::session::protocol::Reason;
+
+mod run;
+mod serve;
+
+pub(super) use run::run;
+pub(super) use serve::serve;
+
+/// How long the far half may take to say its first word.
+const FIRST_WORD: Duration = Duration::from_secs(30);
+
+/// The far half, from here. It ends when this is dropped.
+pub(super) struct Near {
+    name: String,
+    orders: UnboundedSender<Order>,
+    said: UnboundedReceiver<Said>,
+}
+
+/// What the thread that holds the channel is to do.
+enum Order {
+    /// Lead this client there.
+    Lead(UnixStream, Wanted),
+    Say(ToFar),
+}
+
+/// What comes of it.
+#[derive(Debug)]
+pub(super) enum Said {
+    /// The sandbox stands, and serves.
+    Ready,
+    /// What was asked for.
+    Answer { text: String, status: u8 },
+    /// Nothing more comes.
+    Over(Result<Reason, Error>),
+}
+
+impl Near {
+    /// Starts the far half for an errand, and a thread that holds the channel. Nothing is awaited yet.
+    ///
+    /// # Errors
+    /// Options or policy files make no sense, or a secret is missing: then nothing was started.
+    pub(super) fn start(backend: Box<dyn Backend>, args: &PolicyArgs, mut errand: Errand, log: &Log) -> Result<Self, Error> {
+        backend.refuse(args)?;
+        let caller = request::caller(None)?;
+        let (mut asked, decider) = match &mut errand {
+            Errand::Doctor { .. } => (Asked::default(), None),
+            Errand::Plan { .. } => (Asker::new(args, &caller)?.resolve(None)?.1, None),
+            Errand::Sandbox { way_out, .. } => {
+                let asker = Asker::new(args, &caller)?;
+                let (policy, asked) = asker.resolve(None)?;
+                let decider = match is_mediated(&policy) {
+                    true => Some(Decider::new(&policy, &caller, log, Arc::new(OwnAddress))?),
+                    false => None,
+                };
+                if let Some(decider) = &decider {
+                    raise_descriptors();
+                    let (authority, placeholders) = (decider.authority()?.to_owned(), decider.placeholders.clone());
+                    *way_out = Some(WayOut { authority, placeholders });
+                }
+                (asked, decider.map(|decider| Deciding { decider, asker }))
+            }
+        };
+        if let Some(deciding) = &decider {
+            // In their place stand placeholders.
+            let secret = |name: &Bytes| deciding.decider.placeholders.iter().any(|(known, _)| name.text() == known.as_str());
+            asked.variables.retain(|(name, _)| !secret(name));
+        }
+        let (orders, ordered) = unbounded_channel();
+        let (says, said) = unbounded_channel();
+        let name = backend.name();
+        let cannot = |e: io::Error| Error::setup(format!("cannot start what leads to the other side: {e}"));
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(cannot)?;
+        let link = Link { backend, name: name.clone(), hello: Hello { errand, asked }, deciding: decider, log: log.another()?, says };
+        std::thread::Builder::new().name("hermes-link".to_owned()).spawn(move || link.run(&runtime, ordered)).map_err(cannot)?;
+        Ok(Self { name, orders, said })
+    }
+
+    /// What is on the other side.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits for what comes next.
+    ///
+    /// # Errors
+    /// It is over because something failed.
+    pub(super) fn wait(&mut self) -> Result<Said, Error> {
+        over(self.said.blocking_recv())
+    }
+
+    /// The same within a runtime.
+    async fn next(&mut self) -> Result<Said, Error> {
+        over(self.said.recv().await)
+    }
+
+    fn lead(&self, client: UnixStream, wanted: Wanted) {
+        let _ = self.orders.send(Order::Lead(client, wanted));
+    }
+
+    fn say(&self, message: ToFar) {
+        let _ = self.orders.send(Order::Say(message));
+    }
+
+    /// Has it end, and waits for that.
+    fn end(mut self) -> Result<Reason, Error> {
+        self.say(ToFar::Stop);
+        loop {
+            if let Said::Over(outcome) = self.wait()? {
+                return outcome;
+            }
+        }
+    }
+}
+
+fn over(said: Option<Said>) -> Result<Said, Error> {
+    match said {
+        Some(Said::Over(Err(error))) => Err(error),
+        Some(said) => Ok(said),
+        None => Err(Error::setup("what leads to the other side has ended")),
+    }
+}
+
+/// Makes what is asked for from the options, as often as it is needed.
+struct Asker {
+    args: PolicyArgs,
+    caller: Caller,
+}
+
+impl Asker {
+    fn new(args: &PolicyArgs, caller: &Caller) -> Result<Self, Error> {
+        let none = || Error::usage("a sandbox on another machine needs --workspace").hint("name a directory there: absolute, or below the home directory there");
+        args.workspace.as_ref().ok_or_else(none)?;
+        Ok(Self { args: args.clone(), caller: caller.clone() })
+    }
+
+    /// The policy as far as it can be told here, with the project's own file once that is known.
+    fn resolve(&self, project: Option<Vec<u8>>) -> Result<(Policy, Asked), Error> {
+        let mut request = request::request(&self.args, self.caller.clone());
+        let given = self.args.workspace.clone().unwrap_or_default();
+        // What is below the home directory there has no name here.
+        let workspace = at_home(&given, Some(Path::new("/home directory there")));
+        request.workspace = Some(workspace.clone());
+        // The other side asks again, about its own directories.
+        request.overrides.allow_broad = true;
+        let recorder = Recorder::new(&self.caller, &workspace, project);
+        let policy = resolve(&request, &recorder)?.policy;
+        let shared = !(policy.loopback.connect.is_empty() && policy.loopback.publish.is_empty());
+        if shared {
+            return Err(Error::usage("ports of the loopback (--connect, --publish) cannot be shared with another machine yet"));
+        }
+        let asked = self.asked(given, recorder.into_bundle());
+        Ok((policy, asked))
+    }
+
+    fn asked(&self, workspace: PathBuf, files: Bundle) -> Asked {
+        let request = request::request(&self.args, self.caller.clone());
+        let is_file = |profile: &str| profile.contains('/') || profile.ends_with(".toml");
+        let profile = request.profile.map(|profile| match is_file(&profile) {
+            true => self.caller.cwd.join(&profile).to_string_lossy().into_owned(),
+            false => profile,
+        });
+        let named = request.overrides.env.iter().map(String::as_str);
+        let variables = named.chain(["TERM"]).map(|name| (Bytes::of(name), self.caller.variable(name).map(Bytes::of))).collect();
+        Asked {
+            profile,
+            source: request.source,
+            workspace: Bytes::of(workspace.as_os_str()),
+            overrides: request.overrides,
+            tier: self.args.tier,
+            checkpoint: self.args.checkpoint,
+            verbose: self.args.verbose,
+            variables,
+            files,
+        }
+    }
+}
+
+/// Decides about connections, by a policy that the project's own file may narrow.
+struct Deciding {
+    decider: Decider,
+    asker: Asker,
+}
+
+impl Deciding {
+    fn narrow(&self, project: Vec<u8>) -> Result<(), Error> {
+        let (policy, _) = self.asker.resolve(Some(project))?;
+        let egress = &self.decider.egress;
+        let swapped = match policy.unknown_hosts {
+            UnknownHosts::Refuse => egress.close(policy.routes()),
+            _ => egress.replace(policy.routes()),
+        };
+        swapped.map(drop).map_err(|e| Error::setup(e.to_string()))
+    }
+}
+
+/// What the thread has.
+struct Link {
+    backend: Box<dyn Backend>,
+    name: String,
+    hello: Hello,
+    deciding: Option<Deciding>,
+    log: Log,
+    says: UnboundedSender<Said>,
+}
+
+impl Link {
+    fn run(mut self, runtime: &tokio::runtime::Runtime, ordered: UnboundedReceiver<Order>) {
+        let outcome = runtime.block_on(self.hold(ordered));
+        if let Some(deciding) = &self.deciding {
+            deciding.decider.egress.end();
+            deciding.decider.tell();
+        }
+        let says = self.says.clone();
+        // The process there has ended when it is told.
+        drop(self);
+        let _ = says.send(Said::Over(outcome));
+    }
+
+    async fn hold(&mut self, mut ordered: UnboundedReceiver<Order>) -> Result<Reason, Error> {
+        let mut channel = self.backend.launch().await?;
+        if let Err(e) = greeted(&mut channel).await {
+            drop(channel);
+            let silent = self.backend.why_silent();
+            return Err(silent.unwrap_or_else(|| Error::setup(format!("cannot start on {}: {e}", self.name))));
+        }
+        let (mux, mut streams, driver) = mux::over(channel, Side::Near);
+        let mut tasks = JoinSet::new();
+        let mut driver = Some(tokio::spawn(driver.run()));
+        let lost = |e: io::Error| Error::setup(format!("cannot speak with {}: {e}", self.name));
+        let mut control = mux.open().await.map_err(lost)?;
+        hello::write(&mut control, &self.hello).await.map_err(lost)?;
+        let (reader, writer) = tokio::io::split(control);
+        let (say, to_say) = unbounded_channel();
+        let (tell, mut heard) = unbounded_channel();
+        tasks.spawn(beat(writer, to_say));
+        tasks.spawn(hear(reader, tell));
+        let (mut decides, mut why) = (false, Lost::Ended);
+        loop {
+            tokio::select! {
+                lost = ended(&mut driver), if driver.is_some() => {
+                    // What came before is still heard.
+                    (driver, why) = (None, lost);
+                }
+                message = heard.recv() => match message {
+                    None => return Err(self.lost(why).await),
+                    Some(message) => {
+                        decides |= matches!(message, ToNear::Resolved { .. });
+                        if let Some(reason) = self.take(message)? {
+                            return Ok(reason);
+                        }
+                    }
+                },
+                order = ordered.recv() => match order {
+                    Some(Order::Say(message)) => drop(say.send(message)),
+                    Some(Order::Lead(client, wanted)) => drop(tasks.spawn(lead(mux.clone(), client, wanted))),
+                    // Nobody wants anything any more.
+                    None => return Ok(Reason::Stopped),
+                },
+                Some(stream) = streams.recv(), if decides => {
+                    if let Some(deciding) = &self.deciding {
+                        let egress = Arc::clone(&deciding.decider.egress);
+                        tasks.spawn(async move { drop(ways::take(egress, stream).await) });
+                    }
+                }
+                Some(_) = tasks.join_next() => {}
+            }
+        }
+    }
+
+    /// Takes what the far half says; the reason when all is over.
+    fn take(&mut self, message: ToNear) -> Result<Option<Reason>, Error> {
+        match message {
+            ToNear::Beat => {}
+            ToNear::Said(line) => output::pass_on(&String::from_utf8_lossy(&line)),
+            ToNear::Event(line) => self.log.take_line(&line)?,
+            ToNear::Resolved { project } => {
+                if let (Some(project), Some(deciding)) = (project, &self.deciding) {
+                    deciding.narrow(project)?;
+                }
+            }
+            ToNear::Ready => drop(self.says.send(Said::Ready)),
+            ToNear::Answer { text, status } => {
+                let _ = self.says.send(Said::Answer { text, status });
+                return Ok(Some(Reason::Stopped));
+            }
+            ToNear::Failed { kind, message, hints } => {
+                let error = Error::new(kind, format!("on {}: {message}", self.name));
+                return Err(hints.into_iter().fold(error, Error::hint));
+            }
+            ToNear::Ended(reason) => return Ok(Some(reason)),
+        }
+        Ok(None)
+    }
+
+    async fn lost(&mut self, why: Lost) -> Error {
+        let error = Error::setup(format!("the connection to {} was lost; what ran there has been killed", self.name));
+        let epitaph = match why {
+            Lost::Silent => Some(format!("nothing came from there for {} s", mux::SILENCE.as_secs())),
+            Lost::Broken => Some("what came from there made no sense".to_owned()),
+            Lost::Ended => self.backend.epitaph().await,
+        };
+        epitaph.into_iter().fold(error, Error::hint)
+    }
+}
+
+async fn ended(driver: &mut Option<tokio::task::JoinHandle<Lost>>) -> Lost {
+    match driver {
+        Some(driver) => driver.await.unwrap_or(Lost::Broken),
+        None => std::future::pending().await,
+    }
+}
+
+/// Skips what comes before the greeting.
+async fn greeted(channel: &mut Box<dyn Channel>) -> io::Result<()> {
+    let greeting = async {
+        let mut line = Vec::new();
+        for _ in 0..CHATTER {
+            match channel.read_u8().await? {
+                b'\n' if line.ends_with(GREETING.as_bytes()) => return Ok(()),
+                b'\n' => line.clear(),
+                byte => line.push(byte),
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, "something else speaks there"))
+    };
+    tokio::time::timeout(FIRST_WORD, greeting).await?
+}
+
+/// Says what is to be said, and that we live.
+async fn beat(mut writer: impl tokio::io::AsyncWrite + Unpin, mut to_say: UnboundedReceiver<ToFar>) {
+    loop {
+        let message = tokio::select! {
+            Some(message) = to_say.recv() => message,
+            () = tokio::time::sleep(BEAT) => ToFar::Beat,
+        };
+        if hello::write(&mut writer, &message).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn hear(mut reader: impl tokio::io::AsyncRead + Unpin, tell: UnboundedSender<ToNear>) {
+    while let Ok(message) = hello::read(&mut reader).await {
+        if tell.send(message).is_err() {
+            return;
+        }
+    }
+}
+
+/// Leads a client to the far half until one of them has had enough.
+async fn lead(mux: Mux, client: UnixStream, wanted: Wanted) {
+    let led = async {
+        client.set_nonblocking(true)?;
+        let mut client = tokio::net::UnixStream::from_std(client)?;
+        let mut stream: Stream = mux.open().await?;
+        wanted.write(&mut stream).await?;
+        copy_bidirectional(&mut client, &mut stream).await
+    };
+    let _ = led.await;
+}
