@@ -53,11 +53,17 @@ pub(crate) fn prepare(args: &PolicyArgs, command: &[OsString]) -> Result<Prepare
 }
 
 /// The same for a policy that is there already. `args` has the wishes that are no part of it.
-pub(crate) fn prepare_for(args: &PolicyArgs, command: &[OsString], caller: Caller, resolved: Resolved) -> Result<Prepared, Error> {
+pub(crate) fn prepare_for(
+    args: &PolicyArgs,
+    command: &[OsString],
+    caller: Caller,
+    resolved: Resolved,
+) -> Result<Prepared, Error> {
     let mut policy = resolved.policy;
     let environment = environment::filter(&policy.environment, caller.variables.iter().cloned());
     let git = needs::add(&mut policy, &caller, command, &environment.passed);
-    let cache_dir = request::cache_dir(&caller);
+    // In a container there is nothing to be kept.
+    let cache_dir = request::cache_dir(&caller).filter(|_| engine::enclosure().is_none());
     needs::protect_own(&mut policy, &caller, cache_dir.clone())?;
     let host = engine::measure(cache_dir.as_deref());
     let survey = engine::survey(&policy);

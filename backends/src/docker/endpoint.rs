@@ -19,7 +19,7 @@ pub struct Endpoint {
 }
 
 /// What the caller's surroundings say about engines.
-pub trait Surroundings {
+pub trait Surroundings: Sync {
     /// A variable of the caller; an empty one counts as not set.
     fn variable(&self, name: &str) -> Option<String>;
     /// A file as text; `None` when there is none.

@@ -9,6 +9,7 @@ use bollard::query_parameters::{
     StartContainerOptions, WaitContainerOptionsBuilder,
 };
 use futures_util::StreamExt;
+use hermes_profiles::ospath;
 use tokio::task::JoinHandle;
 
 use super::channel::LastWords;
@@ -16,6 +17,7 @@ use super::container::{self, Image, PROGRAM, Wanted};
 use super::engine::{Facts, one_line};
 use super::mounts::{self, Expected};
 use super::{Channel, Engine, Error, clean};
+use crate::host::Enclosure;
 
 /// May an image be fetched from a registry?
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -37,9 +39,13 @@ pub struct Launched {
     memory_limited: bool,
     /// Variables of the image, the base of what jobs get.
     pub environment: Vec<(String, String)>,
+    /// Directories for which the image wants a volume; they are in memory and end with the container.
+    pub volumes: Vec<PathBuf>,
     /// What the far side must find before it starts a job.
     pub expected: Vec<Expected>,
-    /// What a person should be told: limits that this engine does not hold, mounts that are not seen.
+    /// What the container holds already.
+    pub enclosure: Enclosure,
+    /// What a person should be told.
     pub notices: Vec<String>,
 }
 
@@ -64,17 +70,14 @@ pub fn this_program() -> Result<PathBuf, Error> {
     }
 }
 
-/// Limits that this engine does not hold, in words.
-pub fn unheld(facts: &Facts, wanted: &Wanted) -> Vec<&'static str> {
+/// Which limits the container holds.
+pub fn enclosure(facts: &Facts, wanted: &Wanted) -> Enclosure {
     let limits = &wanted.limits;
-    [
-        (limits.memory.is_some() && !facts.limits_memory, "memory"),
-        (limits.processes.is_some() && !facts.limits_processes, "processes"),
-        (limits.cpu_percent.is_some() && !facts.limits_cpu, "cpu"),
-    ]
-    .into_iter()
-    .filter_map(|(unheld, name)| unheld.then_some(name))
-    .collect()
+    Enclosure {
+        memory: limits.memory.is_some() && facts.limits_memory,
+        processes: limits.processes.is_some() && facts.limits_processes,
+        cpu: limits.cpu_percent.is_some() && facts.limits_cpu,
+    }
 }
 
 /// Makes the container, attaches to it, and starts it.
@@ -95,10 +98,26 @@ pub async fn launch(engine: Engine, wanted: &Wanted, pull: Pull) -> Result<(Laun
     let made = made.map_err(|failure| engine.explain("make a container", &failure))?;
     match start(&engine, &made.id).await {
         Ok((channel, ended, last_words)) => {
-            let notices = notices(&engine.facts, wanted);
+            let notices = notices(wanted);
             let memory_limited = wanted.limits.memory.is_some();
-            let environment = image.environment;
-            Ok((Launched { engine, id: made.id, ended, last_words, memory_limited, environment, expected, notices }, channel))
+            let enclosure = enclosure(&engine.facts, wanted);
+            let Image { environment, volumes, .. } = image;
+            let volumes = volumes.into_iter().map(PathBuf::from).collect();
+            Ok((
+                Launched {
+                    engine,
+                    id: made.id,
+                    ended,
+                    last_words,
+                    memory_limited,
+                    environment,
+                    volumes,
+                    expected,
+                    enclosure,
+                    notices,
+                },
+                channel,
+            ))
         }
         Err(failure) => {
             let error = engine.explain("start the container", &failure);
@@ -143,19 +162,10 @@ fn why_not_started(error: Error, wanted: &Wanted) -> Error {
     error
 }
 
-fn notices(facts: &Facts, wanted: &Wanted) -> Vec<String> {
-    let mut notices: Vec<String> = unheld(facts, wanted)
-        .into_iter()
-        .map(|limit| {
-            let how = if facts.rootless && facts.cgroup_version == 1 { "rootless on cgroup v1" } else { "by its own word" };
-            format!("without a limit of {limit}: {} cannot hold it here ({how})", facts.kind.name())
-        })
-        .collect();
+fn notices(wanted: &Wanted) -> Vec<String> {
     let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    for source in mounts::hidden_below(&wanted.grants, &mountinfo) {
-        notices.push(format!("file systems mounted below {} are not seen in the container", source.display()));
-    }
-    notices
+    let unseen = |source: &Path| format!("file systems mounted below {} are not seen in the container", ospath::escaped(source));
+    mounts::hidden_below(&wanted.grants, &mountinfo).into_iter().map(unseen).collect()
 }
 
 /// The image, fetched if that is allowed, and what it brings.
@@ -293,7 +303,8 @@ impl Launched {
         clean::remove(&self.engine, &self.id).await
     }
 
-    fn short(&self) -> &str {
+    /// Its id, as people see it.
+    pub fn short(&self) -> &str {
         self.id.get(..12).unwrap_or(&self.id)
     }
 }

@@ -103,7 +103,12 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let theirs = OwnedFd::from(theirs);
         let mut command = Command::new("/bin/sh");
-        command.arg("-c").arg(format!("{before}{}", command_line(program))).env_clear().env("HOME", home).env("PATH", "/usr/bin:/bin");
+        command
+            .arg("-c")
+            .arg(format!("{before}{}", command_line(program)))
+            .env_clear()
+            .env("HOME", home)
+            .env("PATH", "/usr/bin:/bin");
         let mut child = command.stdin(theirs.try_clone().unwrap()).stdout(theirs).stderr(Stdio::null()).spawn().unwrap();
         drop(command);
         let outcome = bring(&ours, program);

@@ -54,9 +54,25 @@ mod tests {
         for good in ["h", "u@h.example.test", "ssh://u@h:22", "u@2001:db8::1", "ssh://[::1]:2222", "my-alias", "fe80::1%eth0"] {
             assert_eq!(good.parse::<Destination>().map(|d| d.0), Ok(good.to_owned()));
         }
-        for bad in
-            ["", "-oProxyCommand=x", "-h", "u@-h", "ssh://-h", "ssh://u@-oX", "-u@h", "h x", "h;x", "$(x)@h", "`x`", "h\n", "a/b", "@", "ssh://", "h'x", "\u{e9}"]
-        {
+        for bad in [
+            "",
+            "-oProxyCommand=x",
+            "-h",
+            "u@-h",
+            "ssh://-h",
+            "ssh://u@-oX",
+            "-u@h",
+            "h x",
+            "h;x",
+            "$(x)@h",
+            "`x`",
+            "h\n",
+            "a/b",
+            "@",
+            "ssh://",
+            "h'x",
+            "\u{e9}",
+        ] {
             assert!(bad.parse::<Destination>().is_err(), "{bad}");
         }
     }

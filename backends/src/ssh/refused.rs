@@ -1,7 +1,7 @@
 //! Why nothing runs on another host, in one line, from what `ssh` and the shell there have said.
 
-use super::bootstrap::Stopped;
 use super::Destination;
+use super::bootstrap::Stopped;
 
 /// What went wrong, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +21,12 @@ impl Refused {
 /// Words of `ssh`, which its manual does not promise but which have been the same for decades; what they mean, and what to do.
 const KNOWN: &[(&[&str], &str, &str)] = &[
     (
-        &["REMOTE HOST IDENTIFICATION HAS CHANGED", "Host key verification failed", "No matching host key", "host key is known for"],
+        &[
+            "REMOTE HOST IDENTIFICATION HAS CHANGED",
+            "Host key verification failed",
+            "No matching host key",
+            "host key is known for",
+        ],
         "its host key is not the one that is known",
         "check the key with whoever runs the host, then put it into known_hosts (`ssh HOST` once does, after asking you)",
     ),
@@ -32,11 +37,22 @@ const KNOWN: &[(&[&str], &str, &str)] = &[
     ),
     (&["Could not resolve hostname", "Name or service not known"], "there is no such host", "correct the name"),
     (
-        &["Connection refused", "timed out", "No route to host", "Network is unreachable", "Connection closed by", "Connection reset"],
+        &[
+            "Connection refused",
+            "timed out",
+            "No route to host",
+            "Network is unreachable",
+            "Connection closed by",
+            "Connection reset",
+        ],
         "it cannot be reached",
         "see that the host is up and that `ssh HOST true` works",
     ),
-    (&["Bad owner or permissions", "Bad configuration option", "terminating,"], "ssh's configuration is not usable", "correct it"),
+    (
+        &["Bad owner or permissions", "Bad configuration option", "terminating,"],
+        "ssh's configuration is not usable",
+        "correct it",
+    ),
 ];
 
 /// The refusal.
@@ -76,9 +92,10 @@ pub(super) fn why(destination: &Destination, stopped: &Stopped, status: Option<i
             on(&format!("nothing can be executed in {directory}")),
             "its file system must not be mounted noexec; set XDG_CACHE_HOME for that user on the host to one that is not",
         ),
-        Stopped::NotStarted if status == Some(126) => {
-            Refused::new(on("the program cannot be executed there"), "see who may execute programs in that user's cache directory")
-        }
+        Stopped::NotStarted if status == Some(126) => Refused::new(
+            on("the program cannot be executed there"),
+            "see who may execute programs in that user's cache directory",
+        ),
         Stopped::NotStarted => Refused::new(on("the program ended there before it said anything"), ""),
     }
 }
@@ -108,7 +125,10 @@ mod tests {
             assert!(what.contains(part), "{what}");
         }
         assert!(why(Stopped::Unreached, Some(1), "This account is not available").contains("no shell"));
-        assert!(why(Stopped::Directory("/d".into()), Some(1), "sh: write error: No space left on device").contains("no space left in /d"));
+        assert!(
+            why(Stopped::Directory("/d".into()), Some(1), "sh: write error: No space left on device")
+                .contains("no space left in /d")
+        );
         assert!(why(Stopped::NotStarted, Some(126), "exec: Permission denied").contains("cannot be executed"));
         assert!(why(Stopped::OtherMachine("Linux riscv64".into()), None, "").contains("it is Linux riscv64"));
     }

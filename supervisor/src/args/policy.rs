@@ -140,7 +140,8 @@ impl PolicyArgs {
     pub(crate) fn only_local(&self) -> Result<(), Error> {
         match self.backend()? {
             Backend::Local => Ok(()),
-            _ => Err(Error::usage("--backend cannot be used here").hint("`run`, `serve`, `session start`, `plan` and `doctor` take it")),
+            _ => Err(Error::usage("--backend cannot be used here")
+                .hint("`run`, `serve`, `session start`, `plan` and `doctor` take it")),
         }
     }
 }

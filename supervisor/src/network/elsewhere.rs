@@ -65,11 +65,8 @@ impl Elsewhere {
     /// Leads what arrives until it is dropped.
     pub(super) async fn serve(self: Arc<Self>, listeners: Listeners) -> io::Result<()> {
         let mut loops = JoinSet::new();
-        let kinds = [
-            (listeners.transparent, Kind::Transparent),
-            (listeners.explicit, Kind::Explicit),
-            (listeners.dns_tcp, Kind::Names),
-        ];
+        let kinds =
+            [(listeners.transparent, Kind::Transparent), (listeners.explicit, Kind::Explicit), (listeners.dns_tcp, Kind::Names)];
         for (listeners, kind) in kinds {
             for listener in listeners {
                 loops.spawn(Arc::clone(&self).accept(listener, kind));

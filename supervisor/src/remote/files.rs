@@ -128,7 +128,8 @@ mod tests {
 
         let caller = |home: &Path| Caller::from_variables(home.to_owned(), vec![("HOME".into(), home.into())]);
         let (near, far) = (caller(&home), caller(&far_home));
-        let request = |caller: &Caller| Request { workspace: Some(workspace.clone()), caller: caller.clone(), ..Request::default() };
+        let request =
+            |caller: &Caller| Request { workspace: Some(workspace.clone()), caller: caller.clone(), ..Request::default() };
         let recorder = Recorder::new(&near, &workspace, None);
         let first = resolve(&request(&near), &recorder).unwrap().policy;
         assert_eq!((first.profile.as_str(), first.routes().len()), ("mine", 2));

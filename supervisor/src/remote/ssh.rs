@@ -21,7 +21,8 @@ pub(super) struct Ssh {
 
 impl Ssh {
     pub(super) fn new(place: &BackendArgs) -> Result<Self, Error> {
-        let none = || Error::usage("--backend ssh needs --ssh-host").hint("name the host as ssh takes it, e.g. user@host.example.test");
+        let none =
+            || Error::usage("--backend ssh needs --ssh-host").hint("name the host as ssh takes it, e.g. user@host.example.test");
         let given = place.ssh_host.as_ref().ok_or_else(none)?.to_string_lossy();
         let destination = given.parse().map_err(|why| {
             Error::usage(format!("`{}` cannot be the host of --ssh-host: {why}; nothing was started", output::clean(&given)))
@@ -52,7 +53,8 @@ impl Backend for Ssh {
     }
 
     fn refuse(&self, args: &PolicyArgs) -> Result<(), Error> {
-        let refused = |option: &str, hint: &str| Err(Error::usage(format!("{option} cannot be used with --backend ssh")).hint(hint));
+        let refused =
+            |option: &str, hint: &str| Err(Error::usage(format!("{option} cannot be used with --backend ssh")).hint(hint));
         if args.user.is_some() {
             return refused("--user", "log in as that user: --ssh-host USER@HOST");
         }

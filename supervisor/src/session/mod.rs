@@ -102,7 +102,8 @@ fn open_and_attend(args: &ServeArgs, found: Found, log: &mut Log) -> Result<u8, 
     let caller = prepared.caller.clone();
     let held: Vec<_> = overlaid.iter().map(crate::changes::Overlaid::lock).collect();
     // From the first thread, before the runtime: init dies with the thread that made it, prctl(2).
-    let Opened { sandbox, environment, way_out, group } = engine::open(&prepared, &held, guards.as_mut(), engine::way_out(&prepared, log)?)?;
+    let Opened { sandbox, environment, way_out, group } =
+        engine::open(&prepared, &held, guards.as_mut(), engine::way_out(&prepared, log)?)?;
     more_descriptors();
     let live = Live::new(sandbox, prepared, environment, (guards, way_out), args.name.clone(), std::mem::take(log));
     if let Some(place) = &place {

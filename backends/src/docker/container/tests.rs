@@ -1,4 +1,6 @@
 use super::*;
+use crate::docker::launch::enclosure;
+use crate::host::Enclosure;
 
 fn facts() -> Facts {
     Facts {
@@ -113,8 +115,8 @@ fn limits_are_only_asked_for_where_they_hold() {
     let none = Facts { limits_memory: false, limits_processes: false, limits_cpu: false, ..facts() };
     let unheld = host(&none, &wanted());
     assert_eq!((unheld.memory, unheld.pids_limit, unheld.nano_cpus), (None, None, None));
-    assert_eq!(crate::docker::launch::unheld(&none, &wanted()), ["memory", "processes", "cpu"]);
-    assert!(crate::docker::launch::unheld(&facts(), &wanted()).is_empty());
+    assert_eq!(enclosure(&none, &wanted()), Enclosure::default());
+    assert_eq!(enclosure(&facts(), &wanted()), Enclosure { memory: true, processes: true, cpu: true });
 }
 
 #[test]

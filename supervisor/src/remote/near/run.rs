@@ -75,7 +75,8 @@ fn follow(near: &Near, args: &RunArgs) -> Result<u8, Error> {
 fn said_as_here(error: Error, args: &RunArgs) -> Error {
     let program = args.command.first().map(|program| ospath::escaped_bytes(program.as_encoded_bytes())).unwrap_or_default();
     match error.kind {
-        Kind::NotFound => error.hint(format!("{program} is looked for in PATH there and in what the policy grants; `--ro DIR` grants a directory")),
+        Kind::NotFound => error
+            .hint(format!("{program} is looked for in PATH there and in what the policy grants; `--ro DIR` grants a directory")),
         _ => error,
     }
 }

@@ -89,7 +89,11 @@ async fn gone(client: Option<ClientProcess>) {
 }
 
 /// Leads clients there. Ends with the only one, where that is on our standard streams.
-async fn clients(orders: UnboundedSender<Order>, listener: Option<std::os::unix::net::UnixListener>, mcp: bool) -> io::Result<()> {
+async fn clients(
+    orders: UnboundedSender<Order>,
+    listener: Option<std::os::unix::net::UnixListener>,
+    mcp: bool,
+) -> io::Result<()> {
     let lead = |client| drop(orders.send(Order::Lead(client, if mcp { Wanted::Mcp } else { Wanted::Session })));
     let Some(listener) = listener else {
         let (ours, theirs) = UnixStream::pair()?;
