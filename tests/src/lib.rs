@@ -16,6 +16,7 @@ mod rpc;
 mod sandbox;
 mod shims;
 mod skip;
+mod ssh;
 mod web;
 
 pub use agent::{agent_packages, mcp_packages};
@@ -30,4 +31,5 @@ pub use rpc::Rpc;
 pub use sandbox::{GITCONFIG, PYTHON, Sandbox, binary, copy_binary, fixture};
 pub use shims::Shims;
 pub use skip::{is_root, program, record_skip};
+pub use ssh::Remote;
 pub use web::{Internet, Route};

@@ -12,6 +12,7 @@ const CHATTER: usize = 64 * 1024;
 /// In POSIX shell, as one argument of a command line that any login shell reads: one line (csh), without single quotes,
 /// backslashes (fish) and exclamation marks (csh). `$1` hash, `$2` size, `$3` token, `$4` argument.
 ///
+/// Nobody else gets into the directory; the file itself is for all, since as root it is executed as a user who is nobody.
 /// The program is looked at by its hash each time, and put in place in one step. Those that were not used for a month go.
 const SCRIPT: &str = concat!(
     r#"umask 077; d=${XDG_CACHE_HOME:-$HOME/.cache}/hermes-sandbox/bin; p=$d/$1; t=$d/.$3; "#,
@@ -19,7 +20,7 @@ const SCRIPT: &str = concat!(
     r#"good() { test -f "$1" && test -x "$1" && test "$(sha256sum <"$1" | cut -c1-64)" = "$2"; }; "#,
     r#"echo; say on "$(uname -s)" "$(uname -m)"; "#,
     r#"command -v sha256sum >/dev/null && command -v head >/dev/null || fail tools; "#,
-    r#"if good "$p" "$1"; then touch -c "$p"; else mkdir -p "$d" && : >"$t" && chmod 700 "$t" || fail make "$d"; "#,
+    r#"if good "$p" "$1"; then touch -c "$p"; else mkdir -p "$d" && chmod 700 "$d" && : >"$t" && chmod 755 "$t" || fail make "$d"; "#,
     r#"say need; head -c "$2" >"$t" || fail write "$d"; test -x "$t" || fail noexec "$d"; good "$t" "$1" || fail hash "$d"; mv -f "$t" "$p" || fail make "$d"; "#,
     r#"ln -sf "$1" "$d/hermes-sandbox"; find "$d" -type f -mtime +30 -exec rm -f {} +; fi; "#,
     r#"say run "$d"; exec "$p" "$4""#
@@ -144,7 +145,8 @@ mod tests {
         assert_eq!((outcome, said.as_str()), (Ok(()), "I am remote\n"));
         let place = home.path().join(".cache/hermes-sandbox/bin").join(&hash);
         let first = place.metadata().unwrap();
-        assert_eq!(first.mode() & 0o777, 0o700);
+        assert_eq!(first.mode() & 0o777, 0o755);
+        assert_eq!(place.parent().unwrap().metadata().unwrap().mode() & 0o777, 0o700);
         assert_eq!(run(home.path(), &program, "").1, "I am remote\n");
         assert_eq!(place.metadata().unwrap().ino(), first.ino(), "brought twice");
         // One that was changed meanwhile is replaced.

@@ -30,13 +30,13 @@ impl FromStr for Destination {
         if text.is_empty() {
             return Err("it is empty");
         }
-        if !text.chars().all(plain) {
-            return Err("it holds a character that names of hosts and users do not have");
-        }
         let rest = text.strip_prefix("ssh://").unwrap_or(text);
         let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
         if [text, rest, host].iter().any(|part| part.starts_with('-')) {
             return Err("`ssh` would take it as an option");
+        }
+        if !text.chars().all(plain) {
+            return Err("it holds a character that names of hosts and users do not have");
         }
         if host.trim_matches(['[', ']', '/', ':']).is_empty() || rest.contains('/') && rest == text {
             return Err("it names no host");

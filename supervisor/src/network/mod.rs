@@ -76,12 +76,16 @@ enum Input {
     Finish(std::sync::mpsc::Sender<()>),
 }
 
-/// Routes that wait for their ports.
+/// What waits for ports.
 struct Change {
-    routes: Vec<Route>,
-    swap: fn(&Egress, &[Route]) -> Result<u64, Invalid>,
+    ports: Vec<u16>,
+    /// What is to be done then; nothing where somebody else does it.
+    swap: Option<(Swap, Vec<Route>)>,
     reply: Reply,
 }
+
+/// How routes take the place of others.
+type Swap = fn(&Egress, &[Route]) -> Result<u64, Invalid>;
 
 /// Who wants to know of new routes: their generation, or why the old ones are kept.
 pub(crate) type Reply = oneshot::Sender<Result<u64, String>>;
@@ -186,10 +190,10 @@ impl WayOut {
             let _ = thread.send(input);
         }
         if answers && let Some(change) = self.changes.pop_front() {
-            self.add_ports(change.routes.iter().flat_map(|route| route.ports.iter().copied()));
+            self.add_ports(change.ports.iter().copied());
             // Nobody has waited to the end: then nobody relies on it either.
             if !change.reply.is_closed() {
-                let _ = change.reply.send(self.swap(change.swap, &change.routes));
+                let _ = change.reply.send(change.swap.map_or(Ok(0), |(swap, routes)| self.swap(swap, &routes)));
             }
         }
     }
@@ -211,7 +215,7 @@ impl WayOut {
     /// Other routes from now on, or the old ones and why. Returns ports that init is to listen on first, which then tells
     /// [`hear`](Self::hear).
     pub(crate) fn replace(&mut self, routes: Vec<Route>, unknown: UnknownHosts, reply: Reply) -> Option<Vec<u16>> {
-        let swap = if unknown == UnknownHosts::Refuse { Egress::close } else { Egress::replace };
+        let swap: Swap = if unknown == UnknownHosts::Refuse { Egress::close } else { Egress::replace };
         let new = match self.new_ports(&routes) {
             Ok(new) if !new.is_empty() => new,
             nothing_to_wait_for => {
@@ -220,18 +224,26 @@ impl WayOut {
                 return None;
             }
         };
-        self.changes.push_back(Change { routes, swap, reply });
+        let ports = routes.iter().flat_map(|route| route.ports.iter().copied()).collect();
+        self.changes.push_back(Change { ports, swap: Some((swap, routes)), reply });
         Some(new)
     }
 
-    /// Leads these ports to whoever decides, too. Returns those that init is to listen on.
-    pub(crate) fn listen(&mut self, ports: &[u16]) -> Vec<u16> {
-        let new = self.not_open(ports.iter().copied()).unwrap_or_default();
-        self.add_ports(new.iter().copied());
-        new
+    /// Leads these ports to whoever decides elsewhere, too. Returns those that init is to listen on first.
+    pub(crate) fn listen(&mut self, ports: Vec<u16>, reply: Reply) -> Option<Vec<u16>> {
+        match self.not_open(ports.iter().copied()) {
+            Ok(new) if !new.is_empty() => {
+                self.changes.push_back(Change { ports, swap: None, reply });
+                Some(new)
+            }
+            nothing_to_wait_for => {
+                let _ = reply.send(nothing_to_wait_for.map(|_| 0));
+                None
+            }
+        }
     }
 
-    fn swap(&self, swap: fn(&Egress, &[Route]) -> Result<u64, Invalid>, routes: &[Route]) -> Result<u64, String> {
+    fn swap(&self, swap: Swap, routes: &[Route]) -> Result<u64, String> {
         match &self.decides {
             Decides::Here(decider) => swap(&decider.egress, routes).map_err(|e| e.to_string()),
             Decides::Elsewhere(_) => Err(NOT_HERE.to_owned()),
@@ -240,13 +252,13 @@ impl WayOut {
 
     /// The ports of these routes on which nobody listens yet, or why the routes cannot be had.
     fn new_ports(&self, routes: &[Route]) -> Result<Vec<u16>, String> {
-        if !self.changes.is_empty() {
-            return Err("another change is under way; try again".to_owned());
-        }
         self.not_open(routes.iter().flat_map(|route| route.ports.iter().copied()))
     }
 
     fn not_open(&self, ports: impl Iterator<Item = u16>) -> Result<Vec<u16>, String> {
+        if !self.changes.is_empty() {
+            return Err("another change is under way; try again".to_owned());
+        }
         let gateway = self.gateway.as_ref().ok_or(NO_WAY_OUT)?;
         if let Some(calls) = &self.calls {
             calls.open(ports);

@@ -24,7 +24,7 @@ use super::{GREETING, docker};
 use crate::engine::{self, Opened};
 use crate::error::Error;
 use crate::events::Log;
-use crate::network::{Offer, WayOut};
+use crate::network::{NO_WAY_OUT, Offer, WayOut};
 use crate::output;
 use crate::prepare::{self, Prepared};
 use crate::run::{self, Ready};
@@ -274,10 +274,16 @@ async fn attend(live: Rc<Live>, link: &mut Link, served: &Served) -> Reason {
                 }
             }
             Some(Came::Listen(ports)) => {
-                let new = live.way_out.borrow_mut().as_mut().map(|way_out| way_out.listen(&ports)).unwrap_or_default();
-                if !new.is_empty() {
+                let (reply, answer) = oneshot::channel();
+                let new = live.way_out.borrow_mut().as_mut().and_then(|way_out| way_out.listen(ports, reply));
+                if let Some(new) = new {
                     let _ = live.ask(&hermes_backends::wire::Request::Listen(new), &[]);
                 }
+                let says = link.says.clone();
+                spawn_local(async move {
+                    let outcome = answer.await.unwrap_or_else(|_| Err(NO_WAY_OUT.to_owned()));
+                    let _ = says.send(ToNear::Listens(outcome.map(drop)));
+                });
             }
             Some(Came::Stop) => live.stop(Reason::Stopped),
             // At once: nobody waits for anything.

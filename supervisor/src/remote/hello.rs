@@ -143,6 +143,8 @@ pub(crate) enum ToNear {
     Event(Vec<u8>),
     /// The policy stands; with the project's own file, which can only take away.
     Resolved { project: Option<Vec<u8>> },
+    /// The ports of the oldest [`ToFar::Listen`] are listened on, or why not.
+    Listens(Result<(), String>),
     /// The sandbox stands, and serves.
     Ready,
     /// What was asked for, and the exit status.

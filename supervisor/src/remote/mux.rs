@@ -4,14 +4,14 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::time::{Interval, interval};
+use tokio::time::{Interval, MissedTickBehavior, interval};
 use tokio_util::compat::{Compat, FuturesAsyncReadCompatExt, TokioAsyncReadCompatExt};
 use yamux::{Config, Connection, ConnectionError, Mode};
 
@@ -32,7 +32,7 @@ const WINDOW: usize = 256 * 1024;
 pub(crate) struct Mux {
     asked: UnboundedSender<oneshot::Sender<yamux::Stream>>,
     places: Arc<Semaphore>,
-    last: Arc<Last>,
+    signs: Arc<Signs>,
 }
 
 /// One stream. Reset for the other side when it is dropped before it was shut down.
@@ -60,8 +60,10 @@ pub(crate) struct Driver {
     asked: UnboundedReceiver<oneshot::Sender<yamux::Stream>>,
     waiting: Option<oneshot::Sender<yamux::Stream>>,
     opened: UnboundedSender<Stream>,
-    last: Arc<Last>,
+    signs: Arc<Signs>,
     look: Interval,
+    /// Seconds without a sign of life.
+    silent: u32,
 }
 
 /// Which half this is.
@@ -80,13 +82,14 @@ pub(crate) fn over(channel: Box<dyn Channel>, side: Side) -> (Mux, UnboundedRece
     let mut config = Config::default();
     let streams = 1024;
     config.set_max_num_streams(streams).set_max_connection_receive_window(Some(streams * WINDOW));
-    let last = Arc::new(Last { began: Instant::now(), heard: AtomicU64::new(0) });
+    let signs = Arc::new(Signs::default());
     let (asked, to_open) = unbounded_channel();
     let (opened, streams) = unbounded_channel();
-    let connection = Connection::new(Heard { channel, last: Arc::clone(&last) }.compat(), config, mode);
-    let look = interval(Duration::from_secs(1));
-    let driver = Driver { connection, asked: to_open, waiting: None, opened, last: Arc::clone(&last), look };
-    (Mux { asked, places: Arc::new(Semaphore::new(MOST)), last }, streams, driver)
+    let connection = Connection::new(Heard { channel, signs: Arc::clone(&signs) }.compat(), config, mode);
+    let mut look = interval(Duration::from_secs(1));
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let driver = Driver { connection, asked: to_open, waiting: None, opened, signs: Arc::clone(&signs), look, silent: 0 };
+    (Mux { asked, places: Arc::new(Semaphore::new(MOST)), signs }, streams, driver)
 }
 
 impl Mux {
@@ -104,7 +107,7 @@ impl Mux {
 impl Mux {
     /// Until something comes again, silence is no sign of death.
     pub(crate) fn pause(&self) {
-        self.last.heard.store(u64::MAX, Ordering::Relaxed);
+        self.signs.paused.store(true, Ordering::Relaxed);
     }
 }
 
@@ -115,11 +118,20 @@ impl Driver {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Lost> {
+        if let Poll::Ready(lost) = self.poll_connection(cx) {
+            return Poll::Ready(lost);
+        }
+        // Seconds in which we looked are counted, and no others: we may have stood still ourselves.
         while self.look.poll_tick(cx).is_ready() {
-            if self.last.silence() >= SILENCE {
+            self.silent = if self.signs.take() { 0 } else { self.silent + 1 };
+            if u64::from(self.silent) > SILENCE.as_secs() {
                 return Poll::Ready(Lost::Silent);
             }
         }
+        Poll::Pending
+    }
+
+    fn poll_connection(&mut self, cx: &mut Context<'_>) -> Poll<Lost> {
         loop {
             if self.waiting.is_none()
                 && let Poll::Ready(Some(waits)) = self.asked.poll_recv(cx)
@@ -182,27 +194,26 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// When something came last.
-struct Last {
-    began: Instant,
-    /// Milliseconds after that.
-    heard: AtomicU64,
+/// Signs of life of the other side.
+#[derive(Default)]
+struct Signs {
+    /// Something came since the last look.
+    heard: AtomicBool,
+    /// It stands still, and has said so.
+    paused: AtomicBool,
 }
 
-impl Last {
-    fn now(&self) -> u64 {
-        self.began.elapsed().as_millis() as u64
-    }
-
-    fn silence(&self) -> Duration {
-        Duration::from_millis(self.now().saturating_sub(self.heard.load(Ordering::Relaxed)))
+impl Signs {
+    /// Was there one since the last look?
+    fn take(&self) -> bool {
+        self.heard.swap(false, Ordering::Relaxed) || self.paused.load(Ordering::Relaxed)
     }
 }
 
 /// A channel that is listened to: any byte shows that the other side lives, also where beats wait behind much else.
 struct Heard {
     channel: Box<dyn Channel>,
-    last: Arc<Last>,
+    signs: Arc<Signs>,
 }
 
 impl AsyncRead for Heard {
@@ -210,7 +221,8 @@ impl AsyncRead for Heard {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.channel).poll_read(cx, buffer))?;
         if buffer.filled().len() > before {
-            self.last.heard.store(self.last.now(), Ordering::Relaxed);
+            self.signs.heard.store(true, Ordering::Relaxed);
+            self.signs.paused.store(false, Ordering::Relaxed);
         }
         Poll::Ready(Ok(()))
     }
@@ -285,6 +297,21 @@ mod tests {
                 drop(theirs.1);
                 copy_bidirectional(&mut ours, &mut theirs.0).await.unwrap();
             }
+        });
+    }
+
+    #[test]
+    fn silence_is_noticed_unless_it_was_said() {
+        runtime().block_on(async {
+            let (a, _b) = tokio::io::duplex(1 << 16);
+            let (_near, _, driver) = over(Box::new(a), Side::Near);
+            let begun = tokio::time::Instant::now();
+            assert_eq!(driver.run().await, Lost::Silent);
+            assert_eq!(begun.elapsed().as_secs(), SILENCE.as_secs());
+            let (a, _b) = tokio::io::duplex(1 << 16);
+            let (near, _, driver) = over(Box::new(a), Side::Near);
+            near.pause();
+            assert!(tokio::time::timeout(100 * SILENCE, driver.run()).await.is_err());
         });
     }
 

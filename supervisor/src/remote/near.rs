@@ -1,5 +1,6 @@
 //! The near half: what was called. Reads policy files, decides about the network, and leads clients to the far half.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -9,14 +10,14 @@ use std::time::Duration;
 use hermes_backends::compile::network::is_mediated;
 use hermes_egress::proxy::OwnAddress;
 use hermes_profiles::{Caller, Policy, UnknownHosts, resolve};
-use tokio::io::{AsyncReadExt, copy_bidirectional};
+use tokio::io::AsyncReadExt;
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 
 use super::files::{Bundle, Recorder};
 use super::hello::{self, Asked, Bytes, Errand, Hello, ToFar, ToNear, Wanted, WayOut, at_home};
-use super::mux::{self, BEAT, Lost, Mux, Side, Stream};
+use super::mux::{self, BEAT, Lost, Side};
 use super::{Backend, CHATTER, Channel, GREETING, Here, ways};
 use crate::args::PolicyArgs;
 use crate::error::Error;
@@ -26,9 +27,12 @@ use crate::output;
 use crate::request;
 use crate::session::protocol::Reason;
 
+mod client;
+mod routes;
 mod run;
 mod serve;
 
+use routes::{Listening, LiveRoutes};
 pub(super) use run::run;
 pub(super) use serve::serve;
 
@@ -47,6 +51,8 @@ enum Order {
     /// Lead this client there.
     Lead(UnixStream, Wanted),
     Say(ToFar),
+    /// Read the policy again.
+    Reload,
 }
 
 /// What comes of it.
@@ -103,7 +109,8 @@ impl Near {
                     let (authority, placeholders) = (decider.authority()?.to_owned(), decider.placeholders.clone());
                     *way_out = Some(WayOut { authority, placeholders });
                 }
-                (asked, decider.map(|decider| Deciding { decider, asker }))
+                let own = (policy.unknown_hosts, policy.profile.clone());
+                (asked, decider.map(|decider| Deciding { decider, asker, own, project: None }))
             }
         };
         if let Some(deciding) = &decider {
@@ -248,17 +255,27 @@ impl Asker {
 struct Deciding {
     decider: Decider,
     asker: Asker,
+    /// How the policy has unknown hosts treated, and which profile it is of.
+    own: (UnknownHosts, String),
+    /// The project's own file as it was at the start.
+    project: Option<Vec<u8>>,
 }
 
 impl Deciding {
-    fn narrow(&self, project: Vec<u8>) -> Result<(), Error> {
-        let (policy, _) = self.asker.resolve(Some(project))?;
+    fn narrow(&mut self, project: Vec<u8>) -> Result<(), Error> {
+        let (policy, _) = self.asker.resolve(Some(project.clone()))?;
+        self.project = Some(project);
         let egress = &self.decider.egress;
         let swapped = match policy.unknown_hosts {
             UnknownHosts::Refuse => egress.close(policy.routes()),
             _ => egress.replace(policy.routes()),
         };
         swapped.map(drop).map_err(|e| Error::setup(e.to_string()))
+    }
+
+    /// The policy as it is now, for a sandbox that is there.
+    fn again(&self) -> Result<Policy, Error> {
+        Ok(self.asker.resolve(self.project.clone())?.0)
     }
 }
 
@@ -313,6 +330,9 @@ impl Link {
         tasks.spawn(beat(writer, to_say));
         tasks.spawn(hear(reader, tell));
         let (mut decides, mut why) = (false, Lost::Ended);
+        let (listen, mut to_listen) = unbounded_channel::<(Vec<u16>, Listening)>();
+        let mut listening: VecDeque<Listening> = VecDeque::new();
+        let routes = self.deciding.as_ref().map(|deciding| Arc::new(LiveRoutes::new(deciding, listen.clone())));
         loop {
             tokio::select! {
                 lost = ended(&mut driver), if driver.is_some() => {
@@ -320,7 +340,11 @@ impl Link {
                     (driver, why) = (None, lost);
                 }
                 message = heard.recv() => match message {
-                    None => return Err(self.lost(why).await),
+                    None => {
+                        let why = if driver.is_some() { ended(&mut driver).await } else { why };
+                        return Err(self.lost(why).await);
+                    }
+                    Some(ToNear::Listens(outcome)) => drop(listening.pop_front().map(|waits| waits.send(outcome))),
                     Some(message) => {
                         decides |= matches!(message, ToNear::Resolved { .. });
                         if let Some(reason) = self.take(message)? {
@@ -330,10 +354,17 @@ impl Link {
                 },
                 order = ordered.recv() => match order {
                     Some(Order::Say(message)) => drop(say.send(message)),
-                    Some(Order::Lead(client, wanted)) => drop(tasks.spawn(lead(mux.clone(), client, wanted))),
+                    Some(Order::Lead(client, wanted)) => {
+                        tasks.spawn(client::lead(mux.clone(), client, wanted, routes.clone()));
+                    }
+                    Some(Order::Reload) => drop(tasks.spawn(routes::reload(self.deciding.as_ref().map(Deciding::again), routes.clone()))),
                     // Nobody wants anything any more.
                     None => return Ok(Reason::Stopped),
                 },
+                Some((ports, waits)) = to_listen.recv() => {
+                    listening.push_back(waits);
+                    let _ = say.send(ToFar::Listen(ports));
+                }
                 Some(stream) = streams.recv(), if decides => {
                     if let Some(deciding) = &self.deciding {
                         let egress = Arc::clone(&deciding.decider.egress);
@@ -348,11 +379,11 @@ impl Link {
     /// Takes what the far half says; the reason when all is over.
     fn take(&mut self, message: ToNear) -> Result<Option<Reason>, Error> {
         match message {
-            ToNear::Beat => {}
+            ToNear::Beat | ToNear::Listens(_) => {}
             ToNear::Said(line) => output::pass_on(&String::from_utf8_lossy(&line)),
             ToNear::Event(line) => self.log.take_line(&line)?,
             ToNear::Resolved { project } => {
-                if let (Some(project), Some(deciding)) = (project, &self.deciding) {
+                if let (Some(project), Some(deciding)) = (project, &mut self.deciding) {
                     deciding.narrow(project)?;
                 }
             }
@@ -423,16 +454,4 @@ async fn hear(mut reader: impl tokio::io::AsyncRead + Unpin, tell: UnboundedSend
             return;
         }
     }
-}
-
-/// Leads a client to the far half until one of them has had enough.
-async fn lead(mux: Mux, client: UnixStream, wanted: Wanted) {
-    let led = async {
-        client.set_nonblocking(true)?;
-        let mut client = tokio::net::UnixStream::from_std(client)?;
-        let mut stream: Stream = mux.open().await?;
-        wanted.write(&mut stream).await?;
-        copy_bidirectional(&mut client, &mut stream).await
-    };
-    let _ = led.await;
 }

@@ -266,7 +266,7 @@ fn attach(name: &str, job: u32) -> Result<u8, Error> {
     let listed: List = client.ask("list", &json!({}))?;
     let pty = listed.jobs.iter().find(|known| known.job == job).is_some_and(|known| known.pty);
     let kept: Kept = client.ask("attach", &Of { job })?;
-    match follow(&mut client, job, pty, true, Some(kept.bytes))? {
+    match follow(&mut client, job, (pty, true), Some(kept.bytes), None)? {
         Followed::Ended(end) => Ok(end.exit.status),
         Followed::Left => {
             output::complain(&format!("detached; job {job} runs on"));
@@ -282,9 +282,27 @@ pub(crate) fn hold_signals() -> Result<SigSet, Error> {
     Ok(held)
 }
 
+/// The same for those that a command of `run` is told of besides.
+pub(crate) fn hold_more_signals() -> Result<SigSet, Error> {
+    let mut held = hold_signals()?;
+    [Signal::SIGTSTP, Signal::SIGUSR1, Signal::SIGUSR2].into_iter().for_each(|signal| held.add(signal));
+    held.thread_block().map_err(|errno| Error::setup(format!("cannot hold signals: {}", errno.desc())))?;
+    Ok(held)
+}
+
 /// Copies streams and signals until the job has ended.
 pub(crate) fn relay(client: &mut Client, job: u32, pty: bool, reads: bool) -> Result<End, Error> {
-    match follow(client, job, pty, reads, None)? {
+    relay_and(client, job, (pty, reads), None)
+}
+
+/// The same. When we are to be suspended (Ctrl-Z), so is the job; `suspend` is called just before.
+pub(crate) fn relay_and(
+    client: &mut Client,
+    job: u32,
+    (pty, reads): (bool, bool),
+    suspend: Option<&dyn Fn()>,
+) -> Result<End, Error> {
+    match follow(client, job, (pty, reads), None, suspend)? {
         Followed::Ended(end) => Ok(end),
         Followed::Left => Err(Error::setup("the job is not followed any more")),
     }
@@ -298,9 +316,15 @@ enum Followed {
 }
 
 /// The same. Who only attaches to the job begins with what it has `said`, and may go without it.
-fn follow(client: &mut Client, job: u32, pty: bool, reads: bool, said: Option<Bytes>) -> Result<Followed, Error> {
+fn follow(
+    client: &mut Client,
+    job: u32,
+    (pty, reads): (bool, bool),
+    said: Option<Bytes>,
+    suspend: Option<&dyn Fn()>,
+) -> Result<Followed, Error> {
     let cannot = |errno: Errno| Error::setup(format!("cannot follow the job: {}", errno.desc()));
-    let wanted = hold_signals()?;
+    let wanted = if suspend.is_some() { hold_more_signals()? } else { hold_signals()? };
     let signals = SignalFd::with_flags(&wanted, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(cannot)?;
     let mut raw = pty.then(RawMode::enter);
     let attached = said.is_some();
@@ -352,6 +376,11 @@ fn follow(client: &mut Client, job: u32, pty: bool, reads: bool, said: Option<By
                     return Ok(Followed::Left);
                 }
                 forward(client, job, info.ssi_signo as i32)?;
+                if let Some(suspend) = suspend.filter(|_| info.ssi_signo == Signal::SIGTSTP as u32) {
+                    suspend();
+                    let _ = nix::sys::signal::raise(Signal::SIGSTOP);
+                    forward(client, job, Signal::SIGCONT as i32)?;
+                }
             }
         }
         if typed {

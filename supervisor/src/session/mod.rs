@@ -11,7 +11,7 @@ pub(crate) mod live;
 pub(crate) mod mcp;
 pub(crate) mod place;
 pub(crate) mod protocol;
-mod routes;
+pub(crate) mod routes;
 pub(crate) mod server;
 mod shell;
 pub(crate) mod streams;

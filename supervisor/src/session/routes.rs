@@ -33,40 +33,17 @@ struct Spoken {
 impl Live {
     /// What holds now.
     pub(crate) fn routes(&self) -> Result<Routes, Failure> {
-        let (routes, generation) = self.way_out.borrow().as_ref().map(|way_out| way_out.routes()).unwrap_or_default();
-        let routes = spoken(&routes).map_err(|e| Failure::new(Code::Ended, format!("cannot express a route: {e}")))?;
-        Ok(Routes { generation, routes, ..Routes::default() })
+        holding(self.way_out.borrow().as_ref().map(|way_out| way_out.routes()).unwrap_or_default())
     }
 
     /// Has other routes hold, in one step, or keeps the old ones.
     pub(crate) async fn set_spoken_routes(&self, asked: Routes) -> Result<Generation, Failure> {
-        let understood = |value: Value| -> Result<Route, Failure> {
-            let spoken = serde_json::from_value::<Spoken>(value);
-            let Spoken { host, ports, rules, origin } =
-                spoken.map_err(|e| Failure::new(Code::Parameters, format!("not a route: {e}")))?;
-            Ok(Route { host, ports, rules, origin: Origin::Derived(origin.into()) })
-        };
-        let refused = |why: String| Failure::new(Code::Parameters, why);
-        let unknown = match asked.unknown_hosts.as_str() {
-            "" | "refuse" => UnknownHosts::Refuse,
-            "ask" => UnknownHosts::Ask,
-            "audit" => UnknownHosts::Audit,
-            other => return Err(refused(format!("`{}` is no way to treat unknown hosts", clean(other)))),
-        };
-        let routes: Vec<Route> = asked.routes.into_iter().map(understood).collect::<Result<_, _>>()?;
-        let own = self.prepared.borrow().policy.profile.clone();
-        if asked.profile != own && routes.iter().any(|route| route.rules.secret.is_some()) {
-            return Err(refused(format!("routes with secrets must be of the sandbox's own profile, {}", clean(&own))));
-        }
+        let (routes, unknown) = understood(asked, &self.prepared.borrow().policy.profile)?;
         self.set_routes(routes, unknown).await
     }
 
     async fn set_routes(&self, routes: Vec<Route>, unknown: UnknownHosts) -> Result<Generation, Failure> {
-        let own = self.prepared.borrow().policy.unknown_hosts;
-        if unknown != own && unknown != UnknownHosts::Refuse {
-            let why = "how unknown hosts are treated is decided at the start; it can only be changed to refusing them";
-            return Err(Failure::new(Code::Parameters, why));
-        }
+        may_become(self.prepared.borrow().policy.unknown_hosts, unknown)?;
         let (reply, answer) = oneshot::channel();
         let none = || Failure::new(Code::Parameters, NO_WAY_OUT);
         let ports = self.way_out.borrow_mut().as_mut().map(|way_out| way_out.replace(routes, unknown, reply)).ok_or_else(none)?;
@@ -107,6 +84,43 @@ impl Live {
         }
         Ok(())
     }
+}
+
+/// Routes that hold, as they are said.
+pub(crate) fn holding((routes, generation): (Vec<Route>, u64)) -> Result<Routes, Failure> {
+    let routes = spoken(&routes).map_err(|e| Failure::new(Code::Ended, format!("cannot express a route: {e}")))?;
+    Ok(Routes { generation, routes, ..Routes::default() })
+}
+
+/// Routes that are asked for in a sandbox of the profile `own`.
+pub(crate) fn understood(asked: Routes, own: &str) -> Result<(Vec<Route>, UnknownHosts), Failure> {
+    let understood = |value: Value| -> Result<Route, Failure> {
+        let spoken = serde_json::from_value::<Spoken>(value);
+        let Spoken { host, ports, rules, origin } =
+            spoken.map_err(|e| Failure::new(Code::Parameters, format!("not a route: {e}")))?;
+        Ok(Route { host, ports, rules, origin: Origin::Derived(origin.into()) })
+    };
+    let refused = |why: String| Failure::new(Code::Parameters, why);
+    let unknown = match asked.unknown_hosts.as_str() {
+        "" | "refuse" => UnknownHosts::Refuse,
+        "ask" => UnknownHosts::Ask,
+        "audit" => UnknownHosts::Audit,
+        other => return Err(refused(format!("`{}` is no way to treat unknown hosts", clean(other)))),
+    };
+    let routes: Vec<Route> = asked.routes.into_iter().map(understood).collect::<Result<_, _>>()?;
+    if asked.profile != own && routes.iter().any(|route| route.rules.secret.is_some()) {
+        return Err(refused(format!("routes with secrets must be of the sandbox's own profile, {}", clean(own))));
+    }
+    Ok((routes, unknown))
+}
+
+/// May unknown hosts be treated so from now on, where the start has them treated as `own` says?
+pub(crate) fn may_become(own: UnknownHosts, unknown: UnknownHosts) -> Result<(), Failure> {
+    if unknown != own && unknown != UnknownHosts::Refuse {
+        let why = "how unknown hosts are treated is decided at the start; it can only be changed to refusing them";
+        return Err(Failure::new(Code::Parameters, why));
+    }
+    Ok(())
 }
 
 fn spoken(routes: &[Route]) -> serde_json::Result<Vec<Value>> {

@@ -31,7 +31,8 @@ pub(crate) fn notification(notification: &Notification) -> String {
     line(Message { jsonrpc: VERSION_OF_RPC, body: notification })
 }
 
-fn answer(id: &Value, outcome: Result<Box<RawValue>, Failure>) -> String {
+/// An answer as a line.
+pub(crate) fn answer(id: &Value, outcome: Result<Box<RawValue>, Failure>) -> String {
     let (result, error) = match outcome {
         Ok(result) => (Some(result), None),
         Err(error) => (None, Some(error)),
@@ -203,7 +204,7 @@ fn introduce(live: &Live, request: &Request) -> Result<Box<RawValue>, Failure> {
     })
 }
 
-fn parameters<T: DeserializeOwned>(params: Option<&RawValue>) -> Result<T, Failure> {
+pub(crate) fn parameters<T: DeserializeOwned>(params: Option<&RawValue>) -> Result<T, Failure> {
     let text = params.map_or("{}", RawValue::get);
     serde_json::from_str(text).map_err(|e| Failure::new(Code::Parameters, format!("wrong parameters: {e}")))
 }
@@ -212,7 +213,7 @@ fn short(value: &impl Serialize) -> Result<Reply, Failure> {
     result(value).map(Reply::Short)
 }
 
-fn result(value: &impl Serialize) -> Result<Box<RawValue>, Failure> {
+pub(crate) fn result(value: &impl Serialize) -> Result<Box<RawValue>, Failure> {
     to_raw_value(value).map_err(|e| Failure::new(Code::Ended, format!("cannot express the answer as JSON: {e}")))
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use hermes_profiles::ospath;
 
@@ -11,15 +12,15 @@ use crate::args::RunArgs;
 use crate::error::{Error, Kind};
 use crate::events::Log;
 use crate::remote::Backend;
-use crate::remote::hello::{Bytes, Wanted};
+use crate::remote::hello::{Bytes, ToFar, Wanted};
 use crate::session::client::Client;
-use crate::session::command::{hold_signals, relay};
+use crate::session::command::{hold_more_signals, relay_and};
 use crate::session::protocol::{Input, Size, Start, Started, Word};
 
 /// Runs a command there. Returns the exit status.
 pub(in crate::remote) fn run(backend: Box<dyn Backend>, args: RunArgs, log: &mut Log) -> Result<u8, Error> {
     // Threads that are made now take no signals.
-    let held = hold_signals()?;
+    let held = hold_more_signals()?;
     let errand = Errand::Sandbox {
         program: Bytes::words(&args.command),
         command: Bytes::words(&args.command),
@@ -52,7 +53,7 @@ fn follow(near: &Near, args: &RunArgs) -> Result<u8, Error> {
     let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
     near.lead(theirs, Wanted::Session);
     let (mut client, _) = Client::over(ours)?;
-    let held = hold_signals()?;
+    let held = hold_more_signals()?;
     let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let pty = terminal.then(Size::ours);
     let start = Start {
@@ -66,7 +67,12 @@ fn follow(near: &Near, args: &RunArgs) -> Result<u8, Error> {
     };
     let started: Result<Started, Error> = client.ask("start", &start);
     let job = started.map_err(|error| said_as_here(error, args))?.job;
-    let end = relay(&mut client, job, pty.is_some(), true);
+    let suspend = || {
+        near.say(ToFar::Pause);
+        // It must be there before we stand still.
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    let end = relay_and(&mut client, job, (pty.is_some(), true), Some(&suspend));
     let _ = held.thread_unblock();
     end.map(|end| end.exit.status)
 }

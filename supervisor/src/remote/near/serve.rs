@@ -43,11 +43,12 @@ pub(in crate::remote) fn serve(backend: Box<dyn Backend>, args: &ServeArgs, foun
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
     let (Found { listener, place, client }, detached) = (found, args.detached);
     let arrives = clients(near.orders.clone(), listener, args.mcp);
+    let stops = stopped(detached, near.orders.clone());
     let served = runtime.block_on(async {
         tokio::select! {
             // Nothing else comes by itself.
             said = near.next() => if let Said::Over(outcome) = said? { return outcome },
-            stopped = stopped(detached) => stopped.map_err(cannot)?,
+            stopped = stops => stopped.map_err(cannot)?,
             () = gone(client) => {}
             ended = arrives => ended.map_err(cannot)?,
             () = is_lost(place.as_ref()) => {
@@ -68,15 +69,18 @@ pub(in crate::remote) fn serve(backend: Box<dyn Backend>, args: &ServeArgs, foun
 }
 
 /// Waits for a signal that ends a session.
-async fn stopped(detached: bool) -> io::Result<()> {
+async fn stopped(detached: bool, orders: UnboundedSender<Order>) -> io::Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut hangup = signal(SignalKind::hangup())?;
     loop {
         tokio::select! {
             _ = terminate.recv() => return Ok(()),
             _ = interrupt.recv() => return Ok(()),
-            // Who has no terminal does not hear of its end by it.
-            _ = hangup.recv() => if !detached { return Ok(()) },
+            // Who has no terminal hears of its end no other way; who has none is told to read the policy again.
+            _ = hangup.recv() => match detached {
+                true => drop(orders.send(Order::Reload)),
+                false => return Ok(()),
+            },
         }
     }
 }
