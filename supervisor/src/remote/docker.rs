@@ -88,8 +88,8 @@ fn refused(error: docker::Error) -> Error {
 
 /// Looks at what jobs can write, so that it can be brought back to what it was.
 fn begin_guards(place: &Place, command: &[OsString], log: &mut Log) -> Result<Option<Guards>, Error> {
+    let plan = engine::plan_of_trees(&place.policy, &place.survey, &place.caller)?;
     let mut begin = || -> Result<Option<Guards>, Error> {
-        let plan = engine::plan_of_trees(&place.policy, &place.survey, &place.caller)?;
         if let Some(state_dir) = &place.caller.state_dir {
             guard::recover(state_dir, &|tree| guard::concerns(&plan, tree), log)?;
         }
