@@ -120,9 +120,14 @@ impl Log {
         Self { file: Some(file) }
     }
 
-    /// Takes a line as another process of ours made it.
+    /// Takes a line as another process of ours made it; what is no line of events is left out.
     pub(crate) fn take_line(&mut self, line: &[u8]) -> Result<(), Error> {
         let Some(file) = &mut self.file else { return Ok(()) };
+        let one = line.strip_suffix(b"\n").is_some_and(|line| !line.contains(&b'\n'));
+        if !one || serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(line).is_err() {
+            output::complain("an event from the other machine is none, and was left out");
+            return Ok(());
+        }
         file.write_all(line).map_err(|e| Error::setup(format!("cannot write an event: {e}")))
     }
 

@@ -15,7 +15,7 @@ const CHATTER: usize = 64 * 1024;
 /// Nobody else gets into the directory; the file itself is for all, since as root it is executed as a user who is nobody.
 /// The program is looked at by its hash each time, and put in place in one step. Those that were not used for a month go.
 const SCRIPT: &str = concat!(
-    r#"umask 077; d=${XDG_CACHE_HOME:-$HOME/.cache}/hermes-sandbox/bin; p=$d/$1; t=$d/.$3; "#,
+    r#"u=$(umask); umask 077; d=${XDG_CACHE_HOME:-$HOME/.cache}/hermes-sandbox/bin; p=$d/$1; t=$d/.$3; "#,
     r#"say() { echo "hermes-sandbox-bootstrap: $*"; }; fail() { rm -f "$t"; say fail "$*"; exit 1; }; "#,
     r#"good() { test -f "$1" && test -x "$1" && test "$(sha256sum <"$1" | cut -c1-64)" = "$2"; }; "#,
     r#"echo; say on "$(uname -s)" "$(uname -m)"; "#,
@@ -23,7 +23,7 @@ const SCRIPT: &str = concat!(
     r#"if good "$p" "$1"; then touch -c "$p"; else mkdir -p "$d" && chmod 700 "$d" && : >"$t" && chmod 755 "$t" || fail make "$d"; "#,
     r#"say need; head -c "$2" >"$t" || fail write "$d"; test -x "$t" || fail noexec "$d"; good "$t" "$1" || fail hash "$d"; mv -f "$t" "$p" || fail make "$d"; "#,
     r#"ln -sf "$1" "$d/hermes-sandbox"; find "$d" -type f -mtime +30 -exec rm -f {} +; fi; "#,
-    r#"say run "$d"; exec "$p" "$4""#
+    r#"say run "$d"; umask "$u"; exec "$p" "$4""#
 );
 
 /// Where the way to our program ended.

@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 pub use destination::Destination;
 pub use refused::Refused;
 
-/// How long a host may take to say something before our program runs there.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a host may take to say something before our program runs there. That it is gone `ssh` notices earlier; it may be slow.
+const PATIENCE: Duration = Duration::from_secs(600);
 /// How long `ssh` may take to end, and its last words to arrive.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Bytes of `ssh`'s own words that are kept: the last ones.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -9,22 +10,38 @@ use std::time::Duration;
 use hermes_egress::Listeners;
 use hermes_egress::proxy::Meant;
 use hermes_egress::relay::abort;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-
-use crate::remote::hello::Way;
-use crate::remote::mux::{Mux, Stream};
 
 /// How long to wait when there is no descriptor for the next connection.
 const EXHAUSTED: Duration = Duration::from_millis(50);
 /// How long an answer about a name may take.
 const NAMED: Duration = Duration::from_secs(10);
 
+/// A stream that leads somewhere.
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
+
+/// What a stream is that leads to who decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Way {
+    /// A connection to this address.
+    Transparent(SocketAddr),
+    /// One to the proxy.
+    Explicit,
+    /// Queries for names, as over TCP (RFC 7766).
+    Names,
+}
+
+/// Opens a stream that leads to who decides.
+pub(crate) type Opening = Pin<Box<dyn Future<Output = io::Result<Box<dyn Duplex>>> + Send>>;
+
 /// What the other side gives and takes.
 pub(crate) struct Offer {
     /// Leads there.
-    pub(crate) mux: Mux,
+    pub(crate) open: Arc<dyn Fn(Way) -> Opening + Send + Sync>,
     /// The certificate, in PEM, that must be trusted inside.
     pub(crate) authority: String,
     /// Variables that programs expect secrets in, and what stands in the place of these.
@@ -73,8 +90,8 @@ impl Elsewhere {
             }
         }
         for socket in listeners.dns_udp {
-            let mux = self.offer.mux.clone();
-            loops.spawn(hermes_egress::dns::relay_udp(socket, move |query| ask(mux.clone(), query)));
+            let this = Arc::clone(&self);
+            loops.spawn(hermes_egress::dns::relay_udp(socket, move |query| ask((this.offer.open)(Way::Names), query)));
         }
         while let Some(ended) = loops.join_next().await {
             ended.map_err(io::Error::other)??;
@@ -113,7 +130,7 @@ impl Elsewhere {
             Kind::Explicit => Way::Explicit,
             Kind::Names => Way::Names,
         };
-        let Ok(mut there) = open(&self.offer.mux, way).await else { return abort(&stream) };
+        let Ok(mut there) = (self.offer.open)(way).await else { return abort(&stream) };
         if copy_bidirectional(&mut stream, &mut there).await.is_err() {
             // What is refused there is refused here the same way.
             abort(&stream);
@@ -121,16 +138,10 @@ impl Elsewhere {
     }
 }
 
-async fn open(mux: &Mux, way: Way) -> io::Result<Stream> {
-    let mut stream = mux.open().await?;
-    way.write(&mut stream).await?;
-    Ok(stream)
-}
-
-/// Has a query for a name answered, as over TCP (RFC 7766).
-async fn ask(mux: Mux, query: Vec<u8>) -> Option<Vec<u8>> {
+/// Has a query for a name answered.
+async fn ask(opening: Opening, query: Vec<u8>) -> Option<Vec<u8>> {
     let asked = async {
-        let mut stream = open(&mux, Way::Names).await?;
+        let mut stream = opening.await?;
         let length = u16::try_from(query.len()).map_err(io::Error::other)?;
         stream.write_all(&[&length.to_be_bytes()[..], &query].concat()).await?;
         stream.flush().await?;

@@ -35,7 +35,7 @@ use crate::output;
 use calls::Calls;
 pub(crate) use decider::Decider;
 use elsewhere::Elsewhere;
-pub(crate) use elsewhere::Offer;
+pub(crate) use elsewhere::{Duplex, Offer, Opening, Way};
 
 /// How long connections may go on after the sandbox has ended.
 const LAST: Duration = Duration::from_millis(500);

@@ -14,7 +14,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
-use tokio::task::{JoinHandle, LocalSet, spawn_local};
+use tokio::task::{LocalSet, spawn_local};
 
 use super::files::Replay;
 use super::hello::{self, Asked, Bytes, Enclosed, Errand, Hello, ToFar, ToNear, Wanted, at_home};
@@ -24,7 +24,7 @@ use super::{GREETING, docker};
 use crate::engine::{self, Opened};
 use crate::error::Error;
 use crate::events::Log;
-use crate::network::{NO_WAY_OUT, Offer, WayOut};
+use crate::network::{Duplex, NO_WAY_OUT, Offer, Opening, Way, WayOut};
 use crate::output;
 use crate::prepare::{self, Prepared};
 use crate::run::{self, Ready};
@@ -101,7 +101,8 @@ fn obey(link: &mut Link, hello: Hello, mux: Mux) -> Result<ToNear, Error> {
         Errand::Sandbox { program, command, name, mcp, ttl, idle, events, way_out } => {
             let (mut log, told) = log(link, events)?;
             let offer = way_out.unwrap_or_default();
-            let offer = Offer { mux, authority: offer.authority, placeholders: offer.placeholders };
+            let open = Arc::new(move |way| Box::pin(lead(mux.clone(), way)) as Opening);
+            let offer = Offer { open, authority: offer.authority, placeholders: offer.placeholders };
             let served = Served { name, mcp, ttl: ttl.map(Duration::from_millis), idle: idle.map(Duration::from_millis) };
             let outcome = sandbox(link, (&asked, &writable), (&words(&program), &words(&command)), served, offer, &mut log);
             drop(log);
@@ -110,6 +111,13 @@ fn obey(link: &mut Link, hello: Hello, mux: Mux) -> Result<ToNear, Error> {
             outcome.map(ToNear::Ended)
         }
     }
+}
+
+/// A stream that leads to who decides.
+async fn lead(mux: Mux, way: Way) -> io::Result<Box<dyn Duplex>> {
+    let mut stream = mux.open().await?;
+    hello::write(&mut stream, &way).await?;
+    Ok(Box::new(stream))
 }
 
 fn words(words: &[Bytes]) -> Vec<std::ffi::OsString> {
@@ -372,7 +380,7 @@ async fn hold(
             _ = &mut driver => return,
             Some(mut stream) = streams.recv() => {
                 let comes = comes.clone();
-                let _: JoinHandle<()> = tokio::spawn(async move {
+                tokio::spawn(async move {
                     if let Ok(wanted) = Wanted::read(&mut stream).await {
                         let _ = comes.send(Came::Client(stream, wanted));
                     }

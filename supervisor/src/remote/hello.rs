@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::net::SocketAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -170,28 +169,7 @@ pub(crate) enum Wanted {
     Mcp,
 }
 
-/// How a stream begins that far opens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Way {
-    /// A connection to this address.
-    Transparent(SocketAddr),
-    /// One to the proxy.
-    Explicit,
-    /// Queries for names, as over TCP.
-    Names,
-}
-
 impl Wanted {
-    pub(crate) async fn write(self, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
-        write(to, &self).await
-    }
-
-    pub(crate) async fn read(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Self> {
-        read(from).await
-    }
-}
-
-impl Way {
     pub(crate) async fn write(self, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
         write(to, &self).await
     }
@@ -242,6 +220,7 @@ pub(crate) fn at_home(path: &Path, home: Option<&Path>) -> PathBuf {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::network::Way;
 
     #[test]
     fn messages_come_through_and_what_is_none_is_refused() {
@@ -262,8 +241,8 @@ mod tests {
             assert!(read::<Way>(&mut &[0xff; 64][..]).await.is_err());
             let way = Way::Transparent("[2001:db8::1]:443".parse().unwrap());
             let mut bytes = Vec::new();
-            way.write(&mut bytes).await.unwrap();
-            assert_eq!(Way::read(&mut &bytes[..]).await.unwrap(), way);
+            write(&mut bytes, &way).await.unwrap();
+            assert_eq!(read::<Way>(&mut &bytes[..]).await.unwrap(), way);
         });
     }
 

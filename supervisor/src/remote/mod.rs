@@ -22,7 +22,7 @@
 //! The far half writes [`GREETING`] and a newline; what comes before it, at most [`CHATTER`] bytes, is skipped (login scripts talk).
 //! After that both speak yamux, near as its client. The first stream is the control stream: [`hello::Hello`] from near, then
 //! [`hello::ToFar`] and [`hello::ToNear`]. Near opens streams that begin with a [`hello::Wanted`], e.g. one client of the
-//! session protocol; far opens streams that begin with a [`hello::Way`]: one connection out of the sandbox, which the rules here decide about.
+//! session protocol; far opens streams that begin with a [`Way`](crate::network::Way): one connection out of the sandbox, which the rules here decide about.
 
 mod docker;
 pub(crate) mod far;

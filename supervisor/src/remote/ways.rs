@@ -15,8 +15,9 @@ use hermes_egress::relay::abort;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
-use super::hello::Way;
+use super::hello;
 use super::mux::Stream;
+use crate::network::Way;
 
 /// How long a stream may take to say what it is.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -25,7 +26,7 @@ const STRANGERS: usize = 64;
 
 /// Serves one stream until it ends.
 pub(super) async fn take(egress: Arc<Egress>, mut stream: Stream) -> io::Result<()> {
-    let arrived = match tokio::time::timeout(PATIENCE, Way::read(&mut stream)).await?? {
+    let arrived = match tokio::time::timeout(PATIENCE, hello::read(&mut stream)).await?? {
         Way::Names => return egress.answer_names(stream).await,
         Way::Transparent(meant) => Arrived::Transparent(meant),
         Way::Explicit => Arrived::Explicit,

@@ -20,7 +20,7 @@ use super::protocol::{
     Stream, Word, Write as WriteParams,
 };
 use super::routes;
-use crate::args::{ExecArgs, Session, SessionPolicy};
+use crate::args::{Backend, ExecArgs, Session, SessionPolicy};
 use crate::error::Error;
 use crate::output;
 use crate::state::private_directory;
@@ -28,7 +28,9 @@ use crate::table;
 use crate::terminal::{RawMode, outer_size};
 
 /// How long a start may take.
-const START: Duration = Duration::from_secs(60);
+pub(crate) const START: Duration = Duration::from_secs(60);
+/// The same on another machine, to which the program is brought first.
+const FAR_START: Duration = Duration::from_secs(600);
 /// Ctrl-], as in telnet.
 const DETACH: u8 = 0x1d;
 /// Bytes of input that travel at a time.
@@ -40,7 +42,10 @@ pub(crate) fn session(action: Session) -> Result<u8, Error> {
         Session::Start { args } if args.socket.is_some() || args.mcp || args.schema => {
             Err(Error::usage("`session start` takes no --socket, --mcp or --schema").hint("`hermes-sandbox serve` does"))
         }
-        Session::Start { args } => start(args.name.as_deref()),
+        Session::Start { args } => {
+            let patience = if args.policy.backend()? == Backend::Local { START } else { FAR_START };
+            start(args.name.as_deref(), patience)
+        }
         Session::Exec(args) => exec(*args),
         Session::Attach { name, job } => attach(&name, job),
         Session::List { name: None, json } => list(json),
@@ -73,7 +78,7 @@ fn connect(name: &str) -> Result<Client, Error> {
 }
 
 /// Starts `serve NAME` with the same options as a process of its own, and waits until it serves.
-fn start(named: Option<&str>) -> Result<u8, Error> {
+fn start(named: Option<&str>, patience: Duration) -> Result<u8, Error> {
     let name = named.unwrap_or("default");
     let place = Place::of(name)?;
     let cannot = |e: std::io::Error| Error::setup(format!("cannot start a session in {}: {e}", output::path(&place.dir)));
@@ -87,7 +92,7 @@ fn start(named: Option<&str>) -> Result<u8, Error> {
     if named.is_none() {
         options.insert(0, name.into());
     }
-    let status = launch(&place, &options, |_| {})?;
+    let status = launch(&place, &options, patience, |_| {})?;
     print_log(&place, 0);
     match status {
         None => output::print(&format!("{name}\n")).map(|()| 0),
@@ -100,7 +105,12 @@ fn start(named: Option<&str>) -> Result<u8, Error> {
 
 /// Starts `serve OPTIONS` as a process of its own and waits until it serves. What it says is in its log. The status when it does
 /// not come to that.
-pub(crate) fn launch(place: &Place, options: &[OsString], set: impl Fn(&mut Command)) -> Result<Option<u8>, Error> {
+pub(crate) fn launch(
+    place: &Place,
+    options: &[OsString],
+    patience: Duration,
+    set: impl Fn(&mut Command),
+) -> Result<Option<u8>, Error> {
     let cannot = |e: std::io::Error| Error::setup(format!("cannot start a session in {}: {e}", output::path(&place.dir)));
     private_directory(&place.dir, true).map_err(cannot)?;
     let log = File::create(place.log()).map_err(cannot)?;
@@ -108,7 +118,7 @@ pub(crate) fn launch(place: &Place, options: &[OsString], set: impl Fn(&mut Comm
     command.args(["serve", "--detached"]).args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     set(&mut command);
     let mut child = command.spawn().map_err(cannot)?;
-    let until = Instant::now() + START;
+    let until = Instant::now() + patience;
     loop {
         if place.is_ready() {
             return Ok(None);

@@ -16,7 +16,7 @@ use super::{options, variables};
 use crate::error::Error;
 use crate::output;
 use crate::session::client::Client;
-use crate::session::command::{launch, print_log};
+use crate::session::command::{START, launch, print_log};
 use crate::session::place::{OF_SHIM, Place, starting};
 use crate::session::protocol::{End, Start, Word};
 
@@ -62,7 +62,7 @@ fn start(shim: &Shim, place: &Place) -> Result<(), Error> {
     words.extend(shim.header.python.iter().flat_map(|python| ["--program".into(), python.clone().into_os_string()]));
     words.extend(options::with_workspace(&shim.header.options, &shim.args, &shim.caller.cwd));
     words.push(place.name.clone().into());
-    let status = launch(place, &words, |command| {
+    let status = launch(place, &words, START, |command| {
         command.env_clear().envs(shim.caller.variables.iter().map(|(name, value)| (name, value)));
         command.current_dir(&shim.caller.cwd);
     })?;

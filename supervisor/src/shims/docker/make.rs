@@ -24,7 +24,7 @@ use crate::error::Error;
 use crate::fresh;
 use crate::output;
 use crate::request;
-use crate::session::command::{launch, print_log};
+use crate::session::command::{START, launch, print_log};
 use crate::session::place::{OF_SHIM, Place, starting};
 use crate::shims::options;
 use crate::shims::shim::Shim;
@@ -228,7 +228,7 @@ pub(super) fn start(shim: &Shim, container: &mut Container) -> Result<(), Error>
     let mut words: Vec<OsString> = ["--client".into(), shim.client.to_string().into()].to_vec();
     words.extend(container.record.options.iter().map(Into::into));
     words.push(container.place.name.clone().into());
-    let status = launch(&container.place, &words, |command| {
+    let status = launch(&container.place, &words, START, |command| {
         command.env_clear().envs(shim.caller.variables.iter().map(|(name, value)| (name, value)));
         // Where the caller stands must not matter.
         command.current_dir(&container.place.dir);
