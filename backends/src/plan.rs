@@ -391,6 +391,8 @@ pub enum Enforcer {
     Cgroup,
     /// RLIMIT_NPROC in the own user namespace.
     Rlimit,
+    /// The container around the sandbox.
+    Container,
     /// Init adds up what /proc says and kills.
     Watchdog,
 }

@@ -258,6 +258,7 @@ fn limit_rows(limits: &LimitsPlan, scratch: Option<u64>) -> Vec<Row> {
     let by = |enforcer| match enforcer {
         Enforcer::Nothing => "by NOTHING here",
         Enforcer::Cgroup => "by a control group",
+        Enforcer::Container => "by the container",
         Enforcer::Rlimit => "by RLIMIT_NPROC in its own user namespace",
         Enforcer::Watchdog => "by watching and killing",
     };

@@ -28,6 +28,7 @@ fn policy() -> Policy {
         loopback: Default::default(),
         unix: UnixRules::default(),
         mcp: hermes_profiles::McpRules::default(),
+        docker: hermes_profiles::DockerRules::default(),
         limits: Limits::default(),
         kernel: KernelRules::default(),
         preferred: [].into(),

@@ -245,7 +245,9 @@ fn serve_landlock(setup: &Setup, mut fds: Vec<OwnedFd>, channel: &Channel) -> Re
     let (children, jobs) = prepare(setup)?;
     sys::thread::become_subreaper().at(Step::Spawn)?;
     let (handed, _held) = split_handed(setup, &mut fds)?;
-    let capable = nix::unistd::geteuid().is_root();
+    // Root of a container may have none, and with an empty bounding set no exec gives any.
+    let some = |set| caps::read(None, set).map_or(true, |held| !held.is_empty());
+    let capable = nix::unistd::geteuid().is_root() && (some(CapSet::Permitted) || some(CapSet::Bounding));
     let kept_in = match &setup.landlock {
         Some(plan) if plan.scope_signals => {
             keep_signals_in()?;
