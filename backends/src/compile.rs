@@ -207,9 +207,11 @@ fn plan(policy: &Policy, host: &Host, survey: &Survey, choices: Choices<'_>, tie
         Tier::Namespaces => mounts::mounts(policy, &view, &upper, files),
         Tier::Landlock => Vec::new(),
     };
+    // In a container that was made for the sandbox its own places are the sandbox's.
+    let own = host.enclosure.map(|_| files::own(policy, survey, &view));
     let paths = match tier {
         Tier::Namespaces => mounts::rules_inside(&mounts),
-        Tier::Landlock => mounts::rules_outside(&view, choices.scratch),
+        Tier::Landlock => mounts::rules_outside(&view, choices.scratch, own.as_deref()),
     };
     let mut plan = Plan {
         profile: policy.profile.clone(),
@@ -269,21 +271,23 @@ fn landlock(abi: u32, tier: Tier, network: NetworkPlan, paths: Vec<PathRule>) ->
 fn limits(limits: &Limits, host: &Host, tier: Tier) -> LimitsPlan {
     let share = limits.memory_percent.map(|percent| host.memory / 100 * u64::from(percent));
     let memory = limits.memory.into_iter().chain(share).min();
+    let enclosure = host.enclosure.unwrap_or_default();
     let group = |controller| host.cgroup.has(controller).then_some(Enforcer::Cgroup);
+    let container = |holds: bool| holds.then_some(Enforcer::Container);
     let processes_by = match limits.processes {
         None => Enforcer::Nothing,
-        Some(_) => group("pids").unwrap_or(if tier == Tier::Namespaces && host.processes_per_userns {
-            Enforcer::Rlimit
-        } else {
-            Enforcer::Nothing
-        }),
+        Some(_) => container(enclosure.processes)
+            .or(group("pids"))
+            .unwrap_or(if tier == Tier::Namespaces && host.processes_per_userns { Enforcer::Rlimit } else { Enforcer::Nothing }),
     };
     LimitsPlan {
         memory,
-        memory_by: memory.map_or(Enforcer::Nothing, |_| group("memory").unwrap_or(Enforcer::Watchdog)),
+        memory_by: memory
+            .map_or(Enforcer::Nothing, |_| container(enclosure.memory).or(group("memory")).unwrap_or(Enforcer::Watchdog)),
         processes: limits.processes,
         processes_by,
-        cpu_percent: limits.cpu_percent.filter(|_| host.cgroup.has("cpu")),
+        // The container's needs no group of ours.
+        cpu_percent: limits.cpu_percent.filter(|_| !enclosure.cpu && host.cgroup.has("cpu")),
         open_files: limits.open_files,
         file_size: limits.file_size,
         timeout: limits.timeout,

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use hermes_profiles::environment::{self, Grant, Reason};
-use hermes_profiles::{Access, EnvironmentRules, FileRule, Guarantee, Network, Origin, Policy, Route, UnknownHosts, ospath};
+use hermes_profiles::{Access, EnvironmentRules, FileRule, Guarantee, Network, Origin, Policy, ospath};
 use serde::Serialize;
 
 use crate::local::seccomp::{self, Arch};
@@ -82,7 +82,7 @@ pub struct Rule {
 pub struct Answer {
     /// What was asked about.
     pub subject: String,
-    /// Each operation (`read`, `write`, `connect`, `call`, `pass`) and what happens.
+    /// Each operation (`read`, `write`, `connect`, `proxy`, `call`, `pass`) and what happens.
     pub verdicts: Vec<(&'static str, Verdict)>,
     /// The rule that decides; `None` when no rule names it.
     pub rule: Option<Rule>,
@@ -158,74 +158,108 @@ pub fn explain_path(policy: &Policy, plan: &Plan, survey: &Survey, path: &Path) 
     answer
 }
 
-/// Can the sandbox connect to `host` (a name or a literal address), on `port` or on any?
-pub fn explain_host(policy: &Policy, plan: &Plan, host: &str, port: Option<u16>) -> Answer {
+/// What the proxy does with a connection to a host: this room has no part in that decision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Proxied {
+    /// It is passed on.
+    Allowed {
+        /// By this rule.
+        rule: Rule,
+        /// Its requests are read.
+        read: bool,
+        /// Addresses that the name may lead to; those of the public internet where there are none.
+        addresses: Vec<String>,
+    },
+    /// A person is asked.
+    Asked,
+    /// It is refused.
+    Refused {
+        /// Why.
+        why: String,
+        /// The rule by which, if one was written for it.
+        rule: Option<Rule>,
+    },
+}
+
+/// Can the sandbox connect to `host` (a name or a literal address), on `port` or on any? `proxied` is what the proxy decides where
+/// there is one.
+pub fn explain_host(policy: &Policy, plan: &Plan, host: &str, port: Option<u16>, proxied: Option<Proxied>) -> Answer {
     let host = host.trim_end_matches('.').to_ascii_lowercase();
-    let mut answer = Answer::new(match port {
-        Some(port) => format!("{host}:{port}"),
-        None => host.clone(),
-    });
-    let route = match &policy.network {
-        Network::Routes(routes) => {
-            let covers = |route: &&Route| host_matches(&route.host, &host) && port.is_none_or(|port| route.ports.contains(&port));
-            // As the proxy decides: the narrowest pattern counts, and of equals one that has requests read has them all read.
-            let precision =
-                |route: &&Route| (if route.host == host { usize::MAX } else { route.host.len() }, route.rules.needs_inspection());
-            routes.iter().filter(covers).max_by_key(precision)
-        }
-        Network::Off | Network::Host => None,
-    };
-    let layers = match plan.network {
-        NetworkPlan::Host => Vec::new(),
+    let with_port =
+        |host: &str, port: u16| if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    let subject = port.map_or_else(|| host.clone(), |port| with_port(&host, port));
+    let mut answer = Answer::new(subject);
+    let local = is_loopback(&host);
+    let open = local && port.is_some_and(|port| plan.connect.contains(&port));
+    let gateway = plan.gateway.as_ref().filter(|_| !open);
+    let proxied = proxied.filter(|_| gateway.is_some());
+    // A port without a listener is refused at once, and the loopback never leads to the gateway.
+    let leads = gateway.is_some_and(|gateway| !local && port.is_none_or(|port| gateway.ports.contains(&port)));
+    let passed = matches!(proxied, Some(Proxied::Allowed { .. }));
+    let direct = open || policy.network == Network::Host || (leads && passed);
+    let mut layers = match plan.network {
+        _ if open => Vec::new(),
+        _ if leads => Vec::new(),
         NetworkPlan::Private => vec![Layer::NetworkNamespace],
-        NetworkPlan::NoSockets => vec![Layer::Seccomp],
-        NetworkPlan::Notified => Vec::new(),
+        // With notifications the supervisor refuses to connect.
+        NetworkPlan::NoSockets | NetworkPlan::Notified => vec![Layer::Seccomp],
+        NetworkPlan::Host => Vec::new(),
     };
-    let open = is_loopback(&host) && port.is_some_and(|port| plan.connect.contains(&port));
-    let audited = plan.gateway.is_some() && policy.unknown_hosts == UnknownHosts::Audit;
-    let wanted = route.is_some() || open || audited || policy.network == Network::Host;
-    let layers = match (&plan.gateway, wanted) {
-        (Some(_), true) => Vec::new(),
-        (Some(_), false) => layers.into_iter().chain([Layer::Proxy]).collect(),
-        (None, _) if open => Vec::new(),
-        (None, _) => layers,
-    };
-    if plan.gateway.is_some() && route.is_some_and(|route| route.rules.needs_inspection()) {
-        answer.notes.push("requests are read: TLS is terminated with the sandbox's own certificates".into());
-    } else if plan.gateway.is_some() && route.is_some() {
-        answer.notes.push("passed through unread: whatever that name's servers front for can be reached by them".into());
+    if proxied.is_some() && !passed {
+        layers.push(Layer::Proxy);
     }
-    if policy.unknown_hosts == UnknownHosts::Ask && plan.gateway.is_some() && !wanted {
-        answer.notes.push("a person is asked, and the connection waits".into());
+    if !direct && plan.landlock.as_ref().is_some_and(|landlock| landlock.deny_tcp) {
+        layers.push(Layer::Landlock);
     }
-    if wanted && !layers.is_empty() {
-        answer.notes.push("the policy names it, but this plan has no way out".into());
+    answer.verdicts = vec![("connect", verdict(plan, &layers, direct, &[Guarantee::NetworkMediated]))];
+    if passed && !direct {
+        answer.verdicts.push(("proxy", Verdict::Allowed));
     }
-    if plan.network == NetworkPlan::Private && is_loopback(&host) && !open {
+    if local && !open && matches!(plan.network, NetworkPlan::Private) {
         answer.notes.push("loopback inside is the sandbox's own; services of the host do not listen there".into());
     }
-    if plan.network == NetworkPlan::Notified && is_loopback(&host) && !open {
+    if local && !open && plan.network == NetworkPlan::Notified {
         answer.notes.push("on the loopback only servers of the sandbox's own are reached".into());
     }
     if plan.network == NetworkPlan::Host {
         answer.notes.push("the host's network is given as it is; nothing mediates it".into());
     }
-    let led = wanted && plan.gateway.is_some();
-    let landlock = !led && plan.landlock.as_ref().is_some_and(|landlock| landlock.deny_tcp);
-    let layers = layers.into_iter().chain(landlock.then_some(Layer::Landlock)).collect::<Vec<_>>();
-    answer.verdicts = vec![("connect", verdict(plan, &layers, wanted, &[Guarantee::NetworkMediated]))];
-    answer.allow = (!wanted).then(|| {
-        let port = port.map(|port| format!(":{port}")).unwrap_or_default();
-        format!("--allow-host {}", quoted(&format!("{host}{port}")))
-    });
-    answer.rule = route.map(|route| Rule {
-        text: format!("route {} on {}", route.host, route.ports.iter().map(u16::to_string).collect::<Vec<_>>().join(", ")),
-        origin: route.origin.clone(),
-    });
-    if !wanted {
-        let why = if policy.network == Network::Off { "the policy gives no network" } else { "no route names it" };
-        answer.notes.push(why.into());
+    if let (Some(gateway), Some(port)) = (gateway, port)
+        && !local
+        && !leads
+    {
+        let ports = gateway.ports.iter().map(u16::to_string).collect::<Vec<_>>().join(", ");
+        answer
+            .notes
+            .push(format!("nothing listens on port {port}, only on {ports}: only programs that use the proxy can ask for it"));
     }
+    let wanted = direct || passed;
+    match proxied {
+        Some(Proxied::Allowed { rule, read, addresses }) => {
+            answer.notes.push(if read {
+                "requests are read: TLS is terminated with the sandbox's own certificates".into()
+            } else {
+                "passed through unread: whatever that name's servers front for can be reached by them".into()
+            });
+            if !addresses.is_empty() {
+                answer.notes.push(format!("only while its name leads to {}", addresses.join(", ")));
+            } else if !local && host.parse::<std::net::IpAddr>().is_err() {
+                answer
+                    .notes
+                    .push("only while its name leads to the public internet: that is looked up for each connection".into());
+            }
+            answer.rule = Some(rule);
+        }
+        Some(Proxied::Asked) => answer.notes.push("a person is asked, and the connection waits".into()),
+        Some(Proxied::Refused { why, rule }) => {
+            answer.notes.push(why);
+            answer.rule = rule;
+        }
+        None if wanted => {}
+        None if matches!(&policy.network, Network::Routes(_)) => answer.notes.push("this plan has no way out".into()),
+        None => answer.notes.push("the policy gives no network".into()),
+    }
+    answer.allow = (!wanted).then(|| format!("--allow-host {}", quoted(&answer.subject)));
     answer
 }
 
@@ -453,13 +487,6 @@ fn access_word(access: Access) -> &'static str {
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%~".contains(c);
     if !text.is_empty() && text.chars().all(plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
-}
-
-fn host_matches(pattern: &str, host: &str) -> bool {
-    match pattern.strip_prefix("*.") {
-        Some(parent) => host.strip_suffix(parent).is_some_and(|labels| labels.len() > 1 && labels.ends_with('.')),
-        None => pattern == host,
-    }
 }
 
 fn is_loopback(host: &str) -> bool {

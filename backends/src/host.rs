@@ -88,6 +88,18 @@ impl CgroupAccess {
     }
 }
 
+/// What a container around this process holds already. Nothing here is measured: it is what who made the container asked for
+/// and checked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Enclosure {
+    /// It limits memory.
+    pub memory: bool,
+    /// It limits the number of processes.
+    pub processes: bool,
+    /// It limits processor time.
+    pub cpu: bool,
+}
+
 /// What this machine can enforce for this user.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Host {
@@ -127,6 +139,9 @@ pub struct Host {
     pub uid: u32,
     /// Effective group id.
     pub gid: u32,
+    /// The container that this is in, where our own other half made it.
+    #[serde(default)]
+    pub enclosure: Option<Enclosure>,
     /// Supplementary groups that give rights over the host (docker, disk, ...), by name.
     pub powerful_groups: Vec<String>,
     /// Bytes of memory of the machine (or of the own cgroup, when less).

@@ -6,6 +6,7 @@
 
 pub mod closure;
 pub mod compile;
+pub mod docker;
 pub mod explain;
 pub mod host;
 pub mod limits;

@@ -126,6 +126,8 @@ pub enum Content {
     Text(String),
     /// The names of this machine and no others, hosts(5).
     Hosts,
+    /// What stands there on the host, but names of hosts are looked up in [`Hosts`](Self::Hosts) and by DNS alone, nsswitch.conf(5).
+    NameServices,
     /// The certificates that the sandbox trusts, PEM.
     Certificates,
     /// The same as Java reads them, a JKS store.
@@ -389,6 +391,8 @@ pub enum Enforcer {
     Cgroup,
     /// RLIMIT_NPROC in the own user namespace.
     Rlimit,
+    /// The container around the sandbox.
+    Container,
     /// Init adds up what /proc says and kills.
     Watchdog,
 }

@@ -117,6 +117,7 @@ fn measure() -> Host {
         seccomp: answers.get(Item::Seccomp),
         processes_per_userns: answers.get(Item::PerUserns).works(),
         cgroup: cgroup::detect(uid),
+        enclosure: None,
         uid,
         gid,
         powerful_groups: facts::powerful_groups(uid),

@@ -47,12 +47,18 @@ pub enum Request {
     Spawn(Box<Spawn>),
     /// Listen on more ports of the gateway; answered by [`Event::Listening`], or [`Event::ListenFailed`].
     Listen(Vec<u16>),
-    /// Make a TCP socket in the sandbox's network; answered by [`Event::Socket`].
-    Socket,
+    /// Make a TCP socket in the sandbox's network, for an address of this family; answered by [`Event::Socket`].
+    Socket {
+        /// For IPv6, else for IPv4.
+        ipv6: bool,
+    },
     /// Answered by [`Event::Ready`] when all that was asked before is done.
     Ready,
     /// Open a pseudo-terminal for the next job; answered by [`Event::Terminal`].
-    OpenTerminal,
+    OpenTerminal {
+        /// Rows and columns, so that the job never sees another size; 0 and 0 if they are not known yet.
+        size: (u16, u16),
+    },
     /// Send a signal to a job.
     Signal {
         /// Which.

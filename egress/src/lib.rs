@@ -55,3 +55,5 @@ mod upstream;
 mod web;
 
 pub use proxy::{Config, Egress, Limits, Listeners};
+#[doc(hidden)]
+pub use web::framed;

@@ -43,6 +43,12 @@ impl Rule {
         self.bucket.as_ref().is_none_or(|bucket| bucket.take(now))
     }
 
+    /// Was it made from this route?
+    pub fn is_of(&self, route: &Route) -> bool {
+        let pattern = Pattern::parse(&route.host).is_ok_and(|pattern| pattern == self.pattern);
+        pattern && self.ports == route.ports && self.rules == route.rules && self.origin == route.origin.to_string()
+    }
+
     fn same(&self, other: &Self) -> bool {
         self.pattern == other.pattern && self.ports == other.ports && self.rules == other.rules && self.origin == other.origin
     }
@@ -132,6 +138,11 @@ impl Ruleset {
         let covering = move |rule: &&Arc<Rule>| rule.covers(host, port);
         let precision = self.rules.iter().filter(covering).map(|rule| rule.pattern.precision()).max();
         self.rules.iter().filter(move |rule| Some(rule.pattern.precision()) == precision && rule.covers(host, port))
+    }
+
+    /// The rule that decides first about a host and port.
+    pub fn rule_for(&self, host: &Host, port: u16) -> Option<&Rule> {
+        self.rules_for(host, port).next().map(AsRef::as_ref)
     }
 
     /// Does any rule lead to `name`? The pattern of the narrowest that does.

@@ -55,6 +55,10 @@ pub struct Listeners {
 pub struct Limits {
     /// Connections at a time. More wait in the listeners' queues.
     pub connections: usize,
+    /// Connections of HTTP/2 at a time; others are offered HTTP/1.1 alone. Each may hold some hundred KiB of frames in either direction.
+    pub h2_connections: usize,
+    /// Bytes that requests under way may take with their heads, of all connections together; more are refused.
+    pub heads: usize,
     /// Pipes for fast copies; each has two descriptors and some memory of the kernel.
     pub pipes: usize,
     /// Names below one wildcard that get an address.
@@ -73,6 +77,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 2048,
+            h2_connections: 256,
+            heads: 32 << 20,
             pipes: 64,
             names_below_wildcard: 1024,
             first_bytes: Duration::from_secs(30),
@@ -169,6 +175,8 @@ pub struct Egress {
     authority: OnceLock<Result<Authority, String>>,
     clients: OnceLock<Result<Clients, String>>,
     connections: Arc<Semaphore>,
+    h2_connections: Arc<Semaphore>,
+    heads: Arc<Semaphore>,
     pipes: Semaphore,
     began: Instant,
 }
@@ -221,6 +229,8 @@ impl Egress {
             authority: OnceLock::new(),
             clients,
             connections: Arc::new(Semaphore::new(config.limits.connections)),
+            h2_connections: Arc::new(Semaphore::new(config.limits.h2_connections)),
+            heads: Arc::new(Semaphore::new(config.limits.heads)),
             pipes: Semaphore::new(config.limits.pipes),
             began: Instant::now(),
             config,
@@ -458,6 +468,16 @@ impl Egress {
 
     pub(crate) fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Room for one more connection of HTTP/2.
+    pub(crate) fn h2_room(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.h2_connections).try_acquire_owned().ok()
+    }
+
+    /// Room for the heads of all requests under way.
+    pub(crate) fn heads(&self) -> &Arc<Semaphore> {
+        &self.heads
     }
 
     pub(crate) fn rules(&self) -> Arc<Ruleset> {

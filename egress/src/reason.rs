@@ -82,6 +82,9 @@ pub enum Reason {
     /// More than the route allows in a time.
     #[error("more requests than the route allows")]
     Rate,
+    /// All that may be under way in the sandbox at a time is.
+    #[error("requests that are under way take all the memory that the sandbox has for them; try again when some have ended")]
+    Busy,
     /// A placeholder of a secret where no rule wants it.
     #[error("the placeholder of a secret was sent where the policy has no use for it: {place}")]
     Placeholder {
@@ -128,8 +131,23 @@ impl Reason {
             Self::BodyTooLarge { .. } => http::StatusCode::PAYLOAD_TOO_LARGE,
             Self::Rate => http::StatusCode::TOO_MANY_REQUESTS,
             Self::Silence => http::StatusCode::REQUEST_TIMEOUT,
+            Self::Busy => http::StatusCode::SERVICE_UNAVAILABLE,
             _ if self.is_failure() => http::StatusCode::BAD_GATEWAY,
             _ => http::StatusCode::FORBIDDEN,
+        }
+    }
+
+    /// Words of somebody else.
+    fn repeats(&mut self) -> Option<&mut String> {
+        match self {
+            Self::AmbiguousPath { detail: text }
+            | Self::Malformed { detail: text }
+            | Self::OtherHost { named: text }
+            | Self::Unsupported { detail: text }
+            | Self::Placeholder { place: text }
+            | Self::Unresolved { detail: text }
+            | Self::Unreachable { detail: text } => Some(text),
+            _ => None,
         }
     }
 
@@ -171,12 +189,17 @@ pub struct Refusal {
     pub allow: Option<String>,
 }
 
-/// Longest path that is repeated in a message.
-const LONGEST_PATH: usize = 512;
+/// Most characters that are repeated of what a program or a server sent.
+const LONGEST: usize = 512;
+/// The same of a method.
+const LONGEST_METHOD: usize = 64;
 
 impl Refusal {
     /// A refusal of a connection.
-    pub fn new(sandbox: &str, host: Option<&Host>, port: u16, reason: Reason) -> Self {
+    pub fn new(sandbox: &str, host: Option<&Host>, port: u16, mut reason: Reason) -> Self {
+        if let Some(text) = reason.repeats() {
+            *text = text.chars().take(LONGEST).collect();
+        }
         let mut refusal = Self {
             sandbox: sandbox.to_owned(),
             host: host.cloned(),
@@ -194,8 +217,8 @@ impl Refusal {
     /// The same of a request. The query is left out.
     pub fn of_request(mut self, method: &str, path: &str) -> Self {
         let path = path.split(['?', '#']).next().unwrap_or_default();
-        self.method = Some(method.to_owned());
-        self.path = Some(path.chars().take(LONGEST_PATH).collect());
+        self.method = Some(method.chars().take(LONGEST_METHOD).collect());
+        self.path = Some(path.chars().take(LONGEST).collect());
         self.allow = self.remedy();
         self
     }
@@ -233,6 +256,10 @@ mod tests {
         let refusal = Refusal::new("s", Some(&host), 443, Reason::NoRoute);
         assert_eq!(refusal.allow.as_deref(), Some("--allow-host api.example.test:443"));
         let refusal = Refusal::new("s", Some(&host), 443, Reason::Method).of_request("PUT", "/v1/x?key=1");
+        let long = "x".repeat(60_000);
+        let repeated =
+            Refusal::new("s", Some(&host), 443, Reason::AmbiguousPath { detail: long.clone() }).of_request(&long, &long);
+        assert!(serde_json::to_string(&repeated).unwrap().len() < 3_000, "a program does not decide how much is written");
         let json = serde_json::to_value(&refusal).unwrap();
         assert_eq!(json["reason"], "method");
         assert_eq!(json["path"], "/v1/x");

@@ -5,6 +5,7 @@
 //! sockets the kernel moves it (splice(2)).
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +14,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, SpliceFFlags, fcntl, splice};
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep_until};
@@ -24,8 +25,11 @@ const CHUNK: usize = 16 * 1024;
 /// After so many bytes in one direction a pipe is worth its two descriptors.
 const WORTH_A_PIPE: u64 = 256 * 1024;
 
-/// Bytes in a pipe. More would soon exceed what an unprivileged user may have in all pipes together (pipe(7)).
+/// Pages of a pipe, in bytes. More would soon exceed what an unprivileged user may have in all pipes together (pipe(7)).
 const PIPE: i32 = 256 * 1024;
+
+/// Bytes that are asked for at a time. More than pages: what comes from a socket lies in larger pieces, of which each takes one page's place.
+const MOST: usize = 1024 * 1024;
 
 /// What flowed, and when last.
 #[derive(Debug)]
@@ -143,6 +147,9 @@ async fn pump(from: &TcpStream, to: &TcpStream, first: &[u8], note: impl Fn(usiz
                 write_all(to, &rest).await?;
                 note(read);
                 total += read as u64;
+                if read < CHUNK {
+                    drained(from);
+                }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
@@ -173,14 +180,22 @@ struct Copied {
 
 /// The buffer lives on the stack for the length of a call: a connection that waits has none.
 fn copy_once(from: &TcpStream, to: &TcpStream) -> io::Result<Copied> {
-    let mut buffer = [0; CHUNK];
-    let read = from.try_read(&mut buffer)?;
-    let written = match to.try_write(&buffer[..read]) {
+    let mut space = [MaybeUninit::uninit(); CHUNK];
+    let mut buffer = ReadBuf::uninit(&mut space);
+    from.try_read_buf(&mut buffer)?;
+    let read = buffer.filled();
+    let written = match to.try_write(read) {
         Ok(written) => written,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
         Err(error) => return Err(error),
     };
-    Ok(Copied { read, rest: buffer[written..read].to_vec() })
+    Ok(Copied { read: read.len(), rest: read[written..].to_vec() })
+}
+
+/// Waits for more before it is asked for: a read that was not filled has taken all there was, and what comes after it is told of
+/// (epoll(7), edge-triggered).
+fn drained(from: &TcpStream) {
+    let _ = from.try_io(Interest::READABLE, || io::Result::<()>::Err(io::ErrorKind::WouldBlock.into()));
 }
 
 /// Writes all of `bytes`.
@@ -199,7 +214,6 @@ pub(crate) async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()
 struct Pipe<'a> {
     read: OwnedFd,
     write: OwnedFd,
-    size: usize,
     _permit: SemaphorePermit<'a>,
 }
 
@@ -207,8 +221,9 @@ impl<'a> Pipe<'a> {
     fn new(pipes: &'a Semaphore) -> Option<Self> {
         let permit = pipes.try_acquire().ok()?;
         let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).ok()?;
-        let size = fcntl(&write, FcntlArg::F_SETPIPE_SZ(PIPE)).or_else(|_| fcntl(&write, FcntlArg::F_GETPIPE_SZ)).ok()?;
-        Some(Self { read, write, size: usize::try_from(size).ok()?, _permit: permit })
+        // Refused where the user has many; what there is does.
+        let _ = fcntl(&write, FcntlArg::F_SETPIPE_SZ(PIPE));
+        Some(Self { read, write, _permit: permit })
     }
 }
 
@@ -218,7 +233,7 @@ async fn pump_by_pipe(from: &TcpStream, to: &TcpStream, pipe: &Pipe<'_>, note: &
     let moved = |result: Result<usize, Errno>| result.map_err(io::Error::from);
     loop {
         from.readable().await?;
-        let filled = from.try_io(Interest::READABLE, || moved(splice(from, None, &pipe.write, None, pipe.size, flags)));
+        let filled = from.try_io(Interest::READABLE, || moved(splice(from, None, &pipe.write, None, MOST, flags)));
         let mut left = match filled {
             Ok(0) => return Ok(()),
             Ok(filled) => filled,

@@ -128,6 +128,13 @@ impl Authority {
     }
 }
 
+/// The same, but only HTTP/1.1 is offered.
+pub(crate) fn without_h2(config: &ServerConfig) -> ServerConfig {
+    let mut config = config.clone();
+    config.alpn_protocols = vec![HTTP_1_1.to_vec()];
+    config
+}
+
 fn validity() -> (time::OffsetDateTime, time::OffsetDateTime) {
     let now = SystemTime::now();
     ((now - BACKDATED).into(), (now + LIFE).into())

@@ -42,6 +42,9 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// Most bytes of a response head.
 const HEAD: usize = 256 * 1024;
 
+/// Bytes that a server may send on a connection of HTTP/2 before they went on.
+const WINDOW: u32 = 2 << 20;
+
 /// Where a request goes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Target {
@@ -179,11 +182,12 @@ impl Upstreams {
             .map_err(|_| Reason::unreachable("TLS: no answer in time"))?
             .map_err(|error| Reason::unreachable(format_args!("TLS: {error}")))?;
         if stream.get_ref().1.alpn_protocol() != Some(H2) {
-            return Ok(Lane::H1(h1(stream).await?));
+            return Ok(Lane::H1(h1(Box::new(stream)).await?));
         }
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .max_header_list_size(HEAD as u32)
+            .initial_connection_window_size(WINDOW)
             .handshake(TokioIo::new(stream))
             .await
             .map_err(Reason::unreachable)?;
@@ -226,7 +230,8 @@ where
 {
     let (sender, connection) =
         http1::Builder::new().max_buf_size(HEAD).handshake(TokioIo::new(stream)).await.map_err(Reason::unreachable)?;
-    tokio::spawn(async move { _ = connection.with_upgrades().await });
+    // By itself, not in a future of its own that has it twice.
+    tokio::spawn(connection.with_upgrades());
     Ok(sender)
 }
 

@@ -5,6 +5,8 @@
 
 mod answer;
 mod framing;
+mod request_body;
+mod room;
 mod target;
 mod watched;
 
@@ -18,7 +20,6 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
 use http::{Method, Request, Response, StatusCode, Version};
-use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
@@ -39,15 +40,22 @@ use crate::stream::Counted;
 use crate::upstream::{Body, Target, Upstreams};
 
 use answer::Lookout;
+#[doc(hidden)]
+pub use framing::framed;
+use request_body::RequestBody;
+use room::{Room, room};
 pub(crate) use target::Entry;
 use watched::{Watch, Watched};
 
 /// Bytes of a request head. Cookies of some sites need more than the usual 8 KiB.
 const HEAD: usize = 64 * 1024;
-/// Fields of a request head.
-const FIELDS: usize = 128;
 /// Requests side by side on one HTTP/2 connection.
 const STREAMS: u32 = 32;
+/// Bytes that a connection of HTTP/2 inside may send before they went on, for a request and for all of its requests, and that wait for it
+/// for a request. It is on this machine: there is no delay that more would make up for.
+const WINDOW: u32 = 64 * 1024;
+const CONNECTION_WINDOW: u32 = 128 * 1024;
+const UNSENT: usize = 64 * 1024;
 
 /// Which protocol a connection speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +97,17 @@ pub(crate) async fn serve<S>(
     let ended = Arc::clone(&session);
     let service = service_fn(move |request| {
         let session = Arc::clone(&session);
-        async move { Ok::<_, Infallible>(session.answer(request).await) }
+        // Before anything waits: what has no room is gone when the next request is read.
+        let taken = match room(session.egress.heads(), &request) {
+            Some(room) => Ok((request, room)),
+            None => Err(session.busy(&request)),
+        };
+        async move {
+            Ok::<_, Infallible>(match taken {
+                Ok((request, room)) => session.answer(request, room).await,
+                Err(busy) => busy,
+            })
+        }
     });
     let limits = &egress.config().limits;
     // In its place from the beginning: a future that is moved takes its room twice, and thousands may wait here.
@@ -97,7 +115,7 @@ pub(crate) async fn serve<S>(
         match protocol {
             Protocol::Http1 => {
                 let mut builder = hyper::server::conn::http1::Builder::new();
-                builder.timer(TokioTimer::new()).header_read_timeout(limits.keep_alive).max_buf_size(HEAD).max_headers(FIELDS);
+                builder.timer(TokioTimer::new()).header_read_timeout(limits.keep_alive).max_buf_size(HEAD);
                 // A client that has sent all that it will may still wait for the answer.
                 builder.half_close(true);
                 builder.serve_connection(TokioIo::new(Watched::new(stream, watch)), service).with_upgrades().await
@@ -105,6 +123,8 @@ pub(crate) async fn serve<S>(
             Protocol::Http2 => {
                 let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
                 builder.timer(TokioTimer::new()).max_header_list_size(HEAD as u32 / 2).max_concurrent_streams(STREAMS);
+                builder.initial_stream_window_size(WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
+                builder.max_send_buf_size(UNSENT);
                 builder.serve_connection(TokioIo::new(stream), service).await
             }
         }
@@ -122,9 +142,10 @@ pub(crate) async fn serve<S>(
 }
 
 impl Session {
-    async fn answer(self: &Arc<Self>, mut request: Request<Incoming>) -> Response<Body> {
+    async fn answer(self: &Arc<Self>, mut request: Request<Incoming>, room: Room) -> Response<Body> {
         let upgrade = hyper::upgrade::on(&mut request);
         let (parts, body) = request.into_parts();
+        let body = RequestBody::new(body, parts.version);
         let asked = Asked { method: parts.method.clone(), uri: parts.uri.clone() };
         if let Some(why) = self.watch.tell() {
             let (host, port) = self.entry.place();
@@ -149,13 +170,21 @@ impl Session {
             },
         };
         self.egress.consider(&host, port).await;
-        match self.forward(&host, port, &asked, parts, body, upgrade).await {
+        match self.forward(&host, port, &asked, Arrived { parts, body, upgrade, room }).await {
             Ok(response) => response,
             Err(reason) => {
                 let reason = self.watch.tell().map_or(reason, Reason::malformed);
                 self.refuse(Some(&host), port, &asked, reason)
             }
         }
+    }
+
+    /// There is no room for one more request.
+    fn busy(&self, request: &Request<Incoming>) -> Response<Body> {
+        let asked = Asked { method: request.method().clone(), uri: request.uri().clone() };
+        let (host, port) = self.entry.place();
+        let refused = self.refuse(host, port, &asked, Reason::Busy);
+        if request.version() == Version::HTTP_2 { refused } else { answer::last(refused) }
     }
 
     fn refuse(&self, host: Option<&Host>, port: u16, asked: &Asked, reason: Reason) -> Response<Body> {
@@ -200,9 +229,7 @@ impl Session {
         host: &Host,
         port: u16,
         asked: &Asked,
-        parts: Parts,
-        body: Incoming,
-        upgrade: OnUpgrade,
+        Arrived { parts, body, upgrade, room }: Arrived,
     ) -> Result<Response<Body>, Reason> {
         let egress = &self.egress;
         // From here on a change of the rules is noticed, also one before the answer.
@@ -219,7 +246,7 @@ impl Session {
         }
         let websocket = target::wants_websocket(&parts);
         let tls = matches!(self.entry, Entry::Host { tls: true, .. });
-        let body = limited(&parts, body, rule.rules.max_body)?;
+        let body = request_body::limited(&parts, body, rule.rules.max_body)?;
         let mut outgoing = Outgoing::new(parts, host, port, tls, &rule)?;
         outgoing.target.generation = rules.generation();
         target::end_to_end(&mut outgoing.parts.headers);
@@ -257,7 +284,7 @@ impl Session {
             self.websocket(upgrade, outside, revoked(changes, move |rules| lasting.allowed_by(rules)));
             return Ok(answer::switching(response));
         }
-        Ok(answer::passed_on(response, changes, lasting, lookout))
+        Ok(answer::passed_on(response, changes, lasting, lookout, room))
     }
 
     fn record(&self, wanted: &Wanted<'_>, rule: &Rule, injected: Option<&Injected>, status: StatusCode) {
@@ -301,6 +328,14 @@ impl Session {
             }
         });
     }
+}
+
+/// A request as it came.
+struct Arrived {
+    parts: Parts,
+    body: RequestBody,
+    upgrade: OnUpgrade,
+    room: Room,
 }
 
 /// What a request asks for, when its parts have gone on.
@@ -387,16 +422,6 @@ fn join_cookies(headers: &mut HeaderMap) {
     {
         headers.insert(header::COOKIE, joined);
     }
-}
-
-/// The body, ended by an error where it is larger than the rule allows.
-fn limited(parts: &Parts, body: Incoming, limit: Option<u64>) -> Result<Body, Reason> {
-    let Some(limit) = limit else { return Ok(body.map_err(Into::into).boxed_unsync()) };
-    let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    if announced.is_some_and(|length| length > limit) {
-        return Err(Reason::BodyTooLarge { limit });
-    }
-    Ok(Limited::new(body, usize::try_from(limit).unwrap_or(usize::MAX)).boxed_unsync())
 }
 
 /// Our own header, which no answer from outside may carry.

@@ -159,6 +159,61 @@ fn hosts_and_paths() {
     run(4, &hosts, &words, |input| checks::request(&String::from_utf8_lossy(input), "GET", "/v1/x"));
 }
 
+#[test]
+fn heads() {
+    let host = "Host: a.test\r\n";
+    let hidden = format!("GET /hidden HTTP/1.1\r\n{host}\r\n");
+    let samples: Vec<Vec<u8>> = [
+        format!("GET /ok HTTP/1.1\r\n{host}\r\n{hidden}"),
+        format!("POST /ok HTTP/1.1\r\n{host}Content-Length: 3\r\n\r\nabc{hidden}"),
+        format!("\r\nPOST /ok HTTP/1.1\r\n{host}Transfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0\r\nT: x\r\n\r\n{hidden}"),
+        format!("CONNECT a.test:443 HTTP/1.1\r\n{host}\r\n{hidden}"),
+    ]
+    .map(String::into_bytes)
+    .to_vec();
+    let words: [&[u8]; 14] = [
+        b"\r\n",
+        b"\n",
+        b"\r",
+        b"\0",
+        b" ",
+        b"\t",
+        b":",
+        b"Content-Length: 1\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: xchunked\r\n",
+        b"0\r\n\r\n",
+        b";x",
+        b"0",
+        b"+",
+    ];
+    run(6, &samples, &words, checks::head);
+    // The control: readers of these kinds do differ about what does not pass.
+    for smuggled in [
+        "Content-Length: 5\r\nContent-Length: 0\r\n",
+        "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n",
+        "Content-Length : 5\r\n",
+    ] {
+        let bytes = format!("POST / HTTP/1.1\r\n{smuggled}\r\n0\r\n\r\n{hidden}");
+        assert!(hermes_egress::framed(&[bytes.as_bytes()]).is_err() && checks::readers_differ(bytes.as_bytes()), "{smuggled}");
+    }
+}
+
+#[test]
+fn routes() {
+    let samples: Vec<Vec<u8>> = [
+        "*.a.test\nx.a.test\nx.a.test",
+        "*.a.test\n*.x.a.test\ny.x.a.test:443",
+        "a.test\n*.test\nA.TEST.",
+        "*.a.test\n*.A.test\nb.a.test",
+        "127.0.0.1\n::1\n[::ffff:127.0.0.1]",
+    ]
+    .map(|text| text.as_bytes().to_vec())
+    .to_vec();
+    let words: [&[u8]; 9] = [b".", b"*.", b"\n", b"a", b".test", b"X", b":", b"xn--", b"1"];
+    run(7, &samples, &words, |input| checks::lines(&String::from_utf8_lossy(input)));
+}
+
 /// Every kind of server reads below the prefix what is allowed there, and the other way round: what all of them read below it
 /// and nobody could take for something else is allowed.
 #[test]

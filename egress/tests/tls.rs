@@ -203,3 +203,45 @@ async fn a_secret_is_not_sent_in_the_clear() {
     assert!(world.proxied(&absolute).await.contains("plain HTTP"));
     assert!(seen.lock().unwrap().is_empty());
 }
+
+#[tokio::test]
+async fn beyond_its_share_a_connection_is_offered_http_1_alone() {
+    let (server, _) = server::http(Some(server::tls_server(&["a.test"], &["h2", "http/1.1"]))).await;
+    let port = server.port();
+    let world = World::new(port, &[inspected("a.test", port)], |config| config.limits.h2_connections = 1).await;
+    let pem = world.egress.authority().unwrap().pem().to_owned();
+    let connect = async || server::tls(world.connect("a.test").await, "a.test", &pem, &["h2", "http/1.1"]).await.unwrap();
+    let protocol =
+        |stream: &tokio_rustls::client::TlsStream<tokio::net::TcpStream>| stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
+    let first = connect().await;
+    assert_eq!(protocol(&first).as_deref(), Some(&b"h2"[..]));
+    let mut second = connect().await;
+    assert_eq!(protocol(&second).as_deref(), Some(&b"http/1.1"[..]));
+    second.write_all(get(&format!("a.test:{port}"), "/v1/x").as_bytes()).await.unwrap();
+    assert!(read_until(&mut second, "GET /v1/x").await.starts_with("HTTP/1.1 200"));
+}
+
+#[tokio::test]
+async fn what_has_no_room_is_refused_and_what_has_ended_gives_room() {
+    let (server, seen) = server::http(Some(server::tls_server(&["a.test"], &["http/1.1"]))).await;
+    let port = server.port();
+    let world = World::new(port, &[inspected("a.test", port)], |config| config.limits.heads = 20 * 1024).await;
+    let host = format!("a.test:{port}");
+    let pem = world.egress.authority().unwrap().pem().to_owned();
+    // Under way, since its body never comes.
+    let mut open = Vec::new();
+    for _ in 0..2 {
+        let mut stream = server::tls(world.connect("a.test").await, "a.test", &pem, &["http/1.1"]).await.unwrap();
+        stream.write_all(format!("POST /v1/x HTTP/1.1\r\nHost: {host}\r\nContent-Length: 5\r\n\r\n").as_bytes()).await.unwrap();
+        open.push(stream);
+    }
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    let refused = ask(&world, "a.test", &get(&host, "/v1/x")).await;
+    assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
+    assert_eq!(refusal_in(&refused)["reason"], "busy");
+    assert_eq!(world.refusal().await, Reason::Busy);
+    drop(open);
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    assert!(ask(&world, "a.test", &get(&host, "/v1/x")).await.contains("GET /v1/x"));
+    assert!(!seen.lock().unwrap().is_empty());
+}

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::policy::{Access, Guarantee, HomeMode, McpTool, Origin};
+use crate::policy::{Access, Guarantee, HomeMode, McpTool, Origin, Pull};
 use crate::route::RouteRules;
 
 /// The file that entries are from.
@@ -75,6 +75,8 @@ pub struct Layer {
     pub connect: Option<Vec<Entry<String>>>,
     /// Tools for MCP clients: the key's line, and all that it names.
     pub mcp_tools: Option<Entry<Vec<Entry<McpTool>>>>,
+    /// The container.
+    pub docker: DockerLayer,
     /// Limits, in the order in which they are applied.
     pub limits: Vec<Entry<Limit>>,
     /// Kernel interfaces.
@@ -83,6 +85,34 @@ pub struct Layer {
     pub prefer: Vec<Entry<Guarantee>>,
     /// Guarantees that may not be lost, whatever other profiles say.
     pub require: Vec<Entry<Guarantee>>,
+}
+
+/// The table `docker`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DockerLayer {
+    /// The line of the table; 0 when there is none.
+    pub line: u32,
+    /// `docker.image`
+    pub image: Option<String>,
+    /// `docker.pull`
+    pub pull: Option<Pull>,
+    /// `docker.platform`
+    pub platform: Option<String>,
+    /// `docker.mounts`
+    pub mounts: Vec<Entry<DockerMountEntry>>,
+    /// `docker.env`
+    pub env: Vec<Entry<(String, String)>>,
+}
+
+/// An entry of `docker.mounts`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DockerMountEntry {
+    /// As written, see [`crate::paths`].
+    pub source: String,
+    /// Absolute; the source's path when missing.
+    pub target: Option<String>,
+    /// May it be written?
+    pub write: bool,
 }
 
 /// An entry of a path list.

@@ -36,8 +36,8 @@ pub use error::PolicyError;
 pub use guard::GuardRules;
 pub use merge::is_broad;
 pub use policy::{
-    Access, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, KernelRules, Limits, LoopbackRules, McpRules, McpTool,
-    Network, Origin, Place, Policy, UnixRules, UnknownHosts,
+    Access, DockerMount, DockerRules, EnvironmentRules, FileRule, Guarantee, Home, HomeMode, KernelRules, Limits, LoopbackRules,
+    McpRules, McpTool, Network, Origin, Place, Policy, Pull, UnixRules, UnknownHosts,
 };
 pub use request::{Caller, Files, MAX_FILE, Overrides, Request, Resolved};
 pub use resolve::resolve;

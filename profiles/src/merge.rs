@@ -5,10 +5,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::PolicyError;
-use crate::layer::{Entry, KernelKey, Limit, NetworkMode, PathEntry, Place};
+use crate::layer::{DockerLayer, DockerMountEntry, Entry, KernelKey, Limit, NetworkMode, PathEntry, Place};
 use crate::paths::{self, Unset};
 use crate::policy::{
-    Access, FileRule, Guarantee, HomeMode, KernelRules, Limits, LoopbackRules, McpRules, Network, Origin, UnknownHosts,
+    Access, DockerMount, DockerRules, FileRule, Guarantee, HomeMode, KernelRules, Limits, LoopbackRules, McpRules, Network,
+    Origin, UnknownHosts,
 };
 use crate::profile::Placed;
 use crate::request::Caller;
@@ -44,6 +45,7 @@ pub(crate) struct Draft<'a> {
     pub(crate) loopback: LoopbackRules,
     pub(crate) connect: BTreeSet<PathBuf>,
     pub(crate) mcp: McpRules,
+    pub(crate) docker: DockerRules,
     pub(crate) limits: Limits,
     pub(crate) kernel: KernelRules,
     prefer: BTreeSet<Guarantee>,
@@ -70,6 +72,7 @@ impl<'a> Draft<'a> {
             loopback: LoopbackRules::default(),
             connect: BTreeSet::new(),
             mcp: McpRules::default(),
+            docker: DockerRules::default(),
             limits: Limits { grace: DEFAULT_GRACE, ..Limits::default() },
             kernel: KernelRules::default(),
             prefer: BTreeSet::new(),
@@ -116,6 +119,7 @@ impl<'a> Draft<'a> {
         if let Some(tools) = layer.mcp_tools {
             self.mcp.tools = tools.value.into_iter().map(|entry| entry.value).collect();
         }
+        self.docker(&place, base, layer.docker)?;
         for limit in layer.limits {
             set_limit(&mut self.limits, limit.value);
         }
@@ -132,6 +136,22 @@ impl<'a> Draft<'a> {
             for entry in list {
                 self.guard[at].extend(selector::resolve(&entry, &place, self.caller)?);
             }
+        }
+        Ok(())
+    }
+
+    fn docker(&mut self, place: &Place, base: &Path, layer: DockerLayer) -> Result<(), PolicyError> {
+        let (image, pull, platform) = (layer.image, layer.pull, layer.platform);
+        self.docker.image = image.or(self.docker.image.take());
+        self.docker.platform = platform.or(self.docker.platform.take());
+        self.docker.pull = pull.unwrap_or(self.docker.pull);
+        self.docker.env.extend(layer.env.into_iter().map(|entry| entry.value));
+        for Entry { value: DockerMountEntry { source, target, write }, line } in layer.mounts {
+            let (text, optional) = paths::optional(&source);
+            let Some(source) = self.expand(place, base, text, optional, line)? else { continue };
+            let target = target.map_or_else(|| source.clone(), |target| paths::normalise(Path::new(&target)));
+            self.docker.mounts.retain(|known| known.target != target);
+            self.docker.mounts.push(DockerMount { source, target, write, origin: place.line(line) });
         }
         Ok(())
     }

@@ -4,9 +4,9 @@ use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
 use crate::error::{PolicyError, suggestion};
-use crate::layer::{Entry, Layer, Limit, NetworkMode, PathEntry, Place, RouteEntry};
+use crate::layer::{DockerLayer, DockerMountEntry, Entry, Layer, Limit, NetworkMode, PathEntry, Place, RouteEntry};
 use crate::names;
-use crate::policy::{Access, Guarantee, HomeMode, McpTool};
+use crate::policy::{Access, Guarantee, HomeMode, McpTool, Pull};
 use crate::route::{self, RouteRules, SecretRule};
 use crate::selector;
 use crate::values;
@@ -103,6 +103,13 @@ impl<'t, 'i> Table<'t, 'i> {
 
     pub(crate) fn table(&mut self, key: &'static str) -> Result<Option<Table<'t, 'i>>, PolicyError> {
         self.take(key).map(Value::table).transpose()
+    }
+
+    /// The value of a key that is not to be there, and so is no suggestion.
+    fn forbidden(&self, key: &str) -> Option<Value<'t, 'i>> {
+        let (name, value) = self.entries.iter().find(|(name, _)| name.get_ref() == key)?;
+        let line = self.document.line(name.span().start);
+        Some(Value { document: self.document, key: name.get_ref(), line, value: value.get_ref() })
     }
 
     /// All that is left, for tables whose keys are free text.
@@ -225,6 +232,9 @@ fn profile(mut root: Table<'_, '_>) -> Result<Layer, PolicyError> {
     if let Some(mut table) = root.table("mcp")? {
         layer.mcp_tools = table.take("tools").map(mcp_tools).transpose()?;
         table.finish()?;
+    }
+    if let Some(table) = root.table("docker")? {
+        layer.docker = docker(table)?;
     }
     if let Some(mut table) = root.table("limits")? {
         for key in values::LIMITS {
@@ -400,6 +410,77 @@ fn mcp_tools(value: Value<'_, '_>) -> Result<Entry<Vec<Entry<McpTool>>>, PolicyE
     let names = McpTool::ALL.map(McpTool::name);
     let tools = value.items()?.map(|item| item.word(&names, McpTool::from_name)).collect::<Result<_, _>>()?;
     Ok(value.entry(tools))
+}
+
+/// What people know from container engines and what would undo the container.
+const UNDOES: [(&[&str], &str); 7] = [
+    (&["privileged"], "a privileged container is no boundary"),
+    (&["cap-add", "cap_add", "capabilities"], "the container has no capabilities, and gets none"),
+    (
+        &["network", "network-mode", "network_mode", "net", "ports", "publish"],
+        "the container has no network; [network] says where jobs may connect to",
+    ),
+    (&["pid", "ipc", "uts", "userns", "userns-mode", "userns_mode", "cgroupns"], "the host's namespaces are not shared"),
+    (&["devices", "device", "gpus"], "devices of the host are not shared"),
+    (&["security-opt", "security_opt", "seccomp", "apparmor"], "the container's filters are not loosened"),
+    (&["user", "entrypoint", "command"], "it is the caller who runs, by this program"),
+];
+
+fn docker(mut table: Table<'_, '_>) -> Result<DockerLayer, PolicyError> {
+    for (keys, why) in UNDOES {
+        if let Some(value) = keys.iter().find_map(|key| table.forbidden(key)) {
+            return Err(value.error(format_args!("refused: {why}")));
+        }
+    }
+    let image = |value: Value<'_, '_>| -> Result<String, PolicyError> {
+        let text = value.text()?;
+        values::image(text).map_err(|why| value.error(format_args!("\"{text}\": {why}")))?;
+        Ok(text.to_owned())
+    };
+    let platform = |value: Value<'_, '_>| -> Result<String, PolicyError> {
+        let text = value.text()?;
+        let plain = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b));
+        match text.split('/').count() {
+            2..=3 if text.split('/').all(plain) => Ok(text.to_owned()),
+            _ => Err(value.error("expected os/architecture, e.g. \"linux/amd64\"")),
+        }
+    };
+    let pull = |text: &str| match text {
+        "never" => Some(Pull::Never),
+        "missing" => Some(Pull::Missing),
+        _ => None,
+    };
+    let layer = DockerLayer {
+        line: table.line.max(1),
+        image: table.take("image").map(image).transpose()?,
+        pull: table.take("pull").map(|value| value.word(&["never", "missing"], pull)).transpose()?.map(|entry| entry.value),
+        platform: table.take("platform").map(platform).transpose()?,
+        mounts: match table.take("mounts") {
+            Some(list) => list.items()?.map(docker_mount).collect::<Result<_, _>>()?,
+            None => Vec::new(),
+        },
+        env: match table.table("env")? {
+            Some(env) => env.rest().map(variable).collect::<Result<_, _>>()?,
+            None => Vec::new(),
+        },
+    };
+    table.finish()?;
+    Ok(layer)
+}
+
+fn docker_mount(item: Value<'_, '_>) -> Result<Entry<DockerMountEntry>, PolicyError> {
+    let mut table = item.table()?;
+    let source = table.take("source").ok_or_else(|| item.error("source is missing"))?;
+    let text = source.text()?;
+    crate::paths::check(text).map_err(|why| source.error(format_args!("\"{text}\": {why}")))?;
+    let target = match table.take("target") {
+        None => None,
+        Some(value) if value.text()?.starts_with('/') => Some(value.text()?.to_owned()),
+        Some(value) => return Err(value.error("expected an absolute path")),
+    };
+    let write = table.take("write").map(Value::boolean).transpose()?.unwrap_or(false);
+    table.finish()?;
+    Ok(item.entry(DockerMountEntry { source: text.to_owned(), target, write }))
 }
 
 fn limit(key: &'static str, value: Value<'_, '_>) -> Result<Entry<Limit>, PolicyError> {

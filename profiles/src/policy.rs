@@ -40,6 +40,8 @@ pub struct Policy {
     pub unix: UnixRules,
     /// What an MCP client may use.
     pub mcp: McpRules,
+    /// The container, where one is the place of the sandbox.
+    pub docker: DockerRules,
     /// Resource limits.
     pub limits: Limits,
     /// Kernel interfaces beyond the default filter.
@@ -220,6 +222,47 @@ pub struct UnixRules {
     /// Sockets that may be connected to.
     #[serde(with = "crate::ospath::list")]
     pub connect: Vec<PathBuf>,
+}
+
+/// The container of `--backend docker`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct DockerRules {
+    /// The image, where `--image` names none.
+    pub image: Option<String>,
+    /// May the engine fetch it?
+    pub pull: Pull,
+    /// `os/architecture[/variant]` of the image.
+    pub platform: Option<String>,
+    /// What the container sees of the host besides the workspace and the policy's grants.
+    pub mounts: Vec<DockerMount>,
+    /// Variables of jobs in a container.
+    pub env: BTreeMap<String, String>,
+}
+
+/// May an image be fetched from a registry?
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pull {
+    /// No: a registry is outside of every policy here, and what it sends is run.
+    #[default]
+    Never,
+    /// Where the engine does not have it.
+    Missing,
+}
+
+/// A path of the host at a path of its own in the container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DockerMount {
+    /// On the host: absolute, normalised.
+    #[serde(with = "crate::ospath")]
+    pub source: PathBuf,
+    /// Inside: absolute, normalised.
+    #[serde(with = "crate::ospath")]
+    pub target: PathBuf,
+    /// May it be written?
+    pub write: bool,
+    /// Where it was written.
+    pub origin: Origin,
 }
 
 /// What `serve --mcp` offers.

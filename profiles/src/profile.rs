@@ -17,6 +17,8 @@
 //! | `network.route.max-body`, `rate`, `secret`, `upstream` | none | |
 //! | `unix.connect` | as included | nothing more |
 //! | `mcp.tools` | as included, else none | none |
+//! | `docker.image`, `platform`, `mounts`, `env` | as included, else none | nothing more |
+//! | `docker.pull` | as included, else `never` | |
 //! | `limits.*` | as included, else no limit; `grace` 2 s | |
 //! | `kernel.*` | as included, else `false` | |
 //! | `guarantees.prefer`, `require` | as included | nothing more |

@@ -113,6 +113,9 @@ impl Narrowing<'_> {
         self.loopback(layer)?;
         self.unix(layer)?;
         self.mcp(layer)?;
+        if layer.docker.line > 0 {
+            return Err(self.widens(layer.docker.line, "docker: the container is the policy's to choose"));
+        }
         for limit in &layer.limits {
             self.limit(limit)?;
         }

@@ -76,6 +76,7 @@ pub fn resolve(request: &Request, files: &dyn Files) -> Result<Resolved, PolicyE
         loopback: std::mem::take(&mut draft.loopback),
         unix: UnixRules { connect: std::mem::take(&mut draft.connect).into_iter().collect() },
         mcp: std::mem::take(&mut draft.mcp),
+        docker: std::mem::take(&mut draft.docker),
         preferred: draft.preferred(),
         accepted: accepted(request)?,
         guard: draft.guard(),

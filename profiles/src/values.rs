@@ -209,6 +209,15 @@ pub(crate) fn variable_pattern(text: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// Can this be the name of an image?
+pub(crate) fn image(text: &str) -> Result<(), String> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.:/@".contains(&b);
+    match text.bytes().all(plain) && text.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+        true => Ok(()),
+        false => Err("expected the name of an image, e.g. \"debian:12\"".into()),
+    }
+}
+
 /// Can this be the name of a variable?
 pub(crate) fn variable_name(text: &str) -> Result<(), String> {
     if text.is_empty() || text.bytes().any(|b| b == b'=' || b == 0 || b == b'\n') {

@@ -6,16 +6,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use hermes_backends::compile::files::paths_of;
 use hermes_backends::compile::mounts::MARKER;
 use hermes_backends::compile::network::{self, variables};
 use hermes_backends::compile::shadow::Shadow;
 use hermes_backends::compile::{Choices, Kept, compile as compile_plan};
-use hermes_backends::host::Host;
+use hermes_backends::host::{Enclosure, Host};
 use hermes_backends::limits::TreeLimits;
 use hermes_backends::limits::cgroup::Cgroup;
 use hermes_backends::local::Sandbox;
+use hermes_backends::local::landlock::KNOWN_ABI;
 use hermes_backends::plan::{Enforcer, Plan, Tier};
 use hermes_backends::survey::Survey;
 use hermes_backends::{local, probe};
@@ -41,17 +43,44 @@ pub(crate) fn init() -> ExitCode {
     ExitCode::from(local::init::main() as u8)
 }
 
+/// The container around this process.
+static ENCLOSURE: OnceLock<Enclosure> = OnceLock::new();
+
+/// What is planned from now on is for this container, which our own other half has made.
+pub(crate) fn enclose(enclosure: Enclosure) {
+    let _ = ENCLOSURE.set(enclosure);
+}
+
+/// The container around this process.
+pub(crate) fn enclosure() -> Option<Enclosure> {
+    ENCLOSURE.get().copied()
+}
+
 /// What this machine can enforce, from the cache of this boot when there is one.
 pub(crate) fn measure(cache_dir: Option<&Path>) -> Host {
-    match cache_dir {
+    let host = match cache_dir {
         Some(dir) => probe::cached(dir),
         None => probe::probe(),
-    }
+    };
+    Host { enclosure: enclosure(), ..host }
 }
 
 /// What this machine can enforce, measured now.
 pub(crate) fn measure_now() -> Host {
-    probe::probe()
+    Host { enclosure: enclosure(), ..probe::probe() }
+}
+
+/// Bytes of memory of this machine.
+pub(crate) fn memory(caller: &Caller) -> u64 {
+    measure(request::cache_dir(caller).as_deref()).memory
+}
+
+/// What jobs elsewhere can write of this machine, as a plan. It is good for nothing else.
+pub(crate) fn plan_of_trees(policy: &Policy, survey: &Survey, caller: &Caller) -> Result<Plan, Error> {
+    // Rules of Landlock name the trees, whatever this kernel has.
+    let host = Host { landlock_abi: KNOWN_ABI, ..measure(request::cache_dir(caller).as_deref()) };
+    let args = PolicyArgs { tier: Some(TierArg::Landlock), ..PolicyArgs::default() };
+    compile(policy, &host, survey, &args, caller, Places::default())
 }
 
 /// Is this process in one of our own sandboxes? A directory of this name alone would not be enough for commands to be run

@@ -60,6 +60,9 @@ pub(crate) enum Event<'a> {
     ApprovalAsked { id: u64, host: &'a str, port: u16 },
     /// The answer: `allow`, `deny` or `no answer`, which refuses.
     ApprovalDecided { id: u64, host: &'a str, port: u16, decision: &'a str },
+    /// So many refusals (and limits reached on the way out), and questions to people, came too fast to be written one by one since the last
+    /// event of this kind.
+    LeftOut { refusals: u64, questions: u64 },
     /// The sandbox is gone; `status` is the supervisor's own exit status.
     End {
         status: u8,

@@ -11,6 +11,7 @@ use crate::args::{Explain, ExplainArgs};
 use crate::engine;
 use crate::error::Error;
 use crate::guard_rules;
+use crate::network;
 use crate::output::{self, clean};
 use crate::policy;
 use crate::prepare::{self, Prepared};
@@ -26,7 +27,7 @@ pub(crate) fn explain(what: Explain) -> Result<u8, Error> {
         Explain::Host { host, explain } => {
             let (name, port) = host_and_port(&host)?;
             let prepared = prepare::prepare(&explain.policy, &[])?;
-            let answer = explain::explain_host(&prepared.policy, &prepared.plan, name, port);
+            let answer = host_in(name, port, &prepared)?;
             (explain, answer)
         }
         Explain::Syscall { name, explain } => {
@@ -59,7 +60,7 @@ pub(crate) fn about(what: Subject, subject: &str, prepared: &mut Prepared) -> Re
         Subject::Path => Ok(path_in(Path::new(subject), prepared)),
         Subject::Host => {
             let (name, port) = host_and_port(subject)?;
-            Ok(explain::explain_host(&prepared.policy, &prepared.plan, name, port))
+            host_in(name, port, prepared)
         }
         Subject::Syscall => syscall_in(subject, prepared),
         Subject::Env => {
@@ -68,6 +69,12 @@ pub(crate) fn about(what: Subject, subject: &str, prepared: &mut Prepared) -> Re
             Ok(explain::explain_env(&prepared.policy.environment, OsStr::new(subject), mine))
         }
     }
+}
+
+fn host_in(name: &str, port: Option<u16>, prepared: &Prepared) -> Result<Answer, Error> {
+    let Prepared { policy, plan, caller, .. } = prepared;
+    let proxied = plan.gateway.is_some().then(|| network::foretell(policy, caller, name, port)).transpose()?;
+    Ok(explain::explain_host(policy, plan, name, port, proxied))
 }
 
 fn syscall_in(name: &str, prepared: &Prepared) -> Result<Answer, Error> {

@@ -152,11 +152,17 @@ fn network_words(plan: &Plan, policy: &Policy) -> String {
         UnknownHosts::Audit => words.push_str("; ALL other hosts are reached, and recorded"),
     }
     let listed = |ports: &BTreeSet<u16>| ports.iter().map(u16::to_string).collect::<Vec<_>>().join(", ");
+    // `run` refuses what stands here as impossible.
     if !policy.loopback.connect.is_empty() {
-        _ = write!(words, "; the host's loopback ports {} are open", listed(&policy.loopback.connect));
+        let are = if plan.network == NetworkPlan::NoSockets { "CANNOT be opened" } else { "are open" };
+        _ = write!(words, "; the host's loopback ports {} {are}", listed(&policy.loopback.connect));
     }
     if !policy.loopback.publish.is_empty() {
-        _ = write!(words, "; own ports {} are shown on the host", listed(&policy.loopback.publish));
+        let are = match plan.network {
+            NetworkPlan::NoSockets | NetworkPlan::Notified => "CANNOT be shown on the host (needs a network namespace)",
+            NetworkPlan::Private | NetworkPlan::Host => "are shown on the host",
+        };
+        _ = write!(words, "; own ports {} {are}", listed(&policy.loopback.publish));
     }
     words
 }
@@ -234,6 +240,7 @@ fn content_words(content: &Content) -> &'static str {
     match content {
         Content::Text(_) => "names are resolved by the sandbox's rules",
         Content::Hosts => "this machine's own names only",
+        Content::NameServices => "the host's, but names of hosts are looked up in files and by DNS alone",
         Content::Certificates | Content::JavaCertificates => "the system's certificates and the sandbox's own",
     }
 }
@@ -251,6 +258,7 @@ fn limit_rows(limits: &LimitsPlan, scratch: Option<u64>) -> Vec<Row> {
     let by = |enforcer| match enforcer {
         Enforcer::Nothing => "by NOTHING here",
         Enforcer::Cgroup => "by a control group",
+        Enforcer::Container => "by the container",
         Enforcer::Rlimit => "by RLIMIT_NPROC in its own user namespace",
         Enforcer::Watchdog => "by watching and killing",
     };

@@ -62,7 +62,8 @@ pub(crate) fn prepare_for(
     let mut policy = resolved.policy;
     let environment = environment::filter(&policy.environment, caller.variables.iter().cloned());
     let git = needs::add(&mut policy, &caller, command, &environment.passed);
-    let cache_dir = request::cache_dir(&caller);
+    // In a container there is nothing to be kept.
+    let cache_dir = request::cache_dir(&caller).filter(|_| engine::enclosure().is_none());
     needs::protect_own(&mut policy, &caller, cache_dir.clone())?;
     let host = engine::measure(cache_dir.as_deref());
     let survey = engine::survey(&policy);

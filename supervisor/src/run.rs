@@ -60,14 +60,18 @@ pub(crate) fn get_ready(args: &PolicyArgs, program: &[OsString], command: &[OsSt
 pub(crate) fn make_ready(mut prepared: Prepared, args: &PolicyArgs, command: &[OsString], log: &mut Log) -> Result<Ready, Error> {
     log.announce(&prepared.plan)?;
     prepared.refuse_lost()?;
-    settle(&prepared, log)?;
+    // In a container the trees are its machine's, and guarded from there.
+    let guarded_here = prepared.host.enclosure.is_none();
+    if guarded_here {
+        settle(&prepared, log)?;
+    }
     if args.checkpoint {
         changes::needs_checkpoint(prepared.policy.workspace_access)?;
         changes::checkpoint(&prepared.caller, &prepared.trees, command)?;
     }
     let scratch = prepared.make_scratch(args)?;
     let overlaid = prepared.take_layer(args)?;
-    let guards = begin_guards(&mut prepared, command, log)?;
+    let guards = if guarded_here { begin_guards(&mut prepared, command, log)? } else { None };
     prepared.tell_losses(args.verbose);
     Ok(Ready { prepared, overlaid, guards, scratch })
 }

@@ -23,6 +23,7 @@ pub(crate) fn host() -> Host {
         seccomp: Probe::Works,
         processes_per_userns: true,
         cgroup: CgroupAccess::None,
+        enclosure: None,
         uid: 1000,
         gid: 1000,
         powerful_groups: Vec::new(),

@@ -132,7 +132,7 @@ pub(crate) fn run(
         fds.iter().zip(&descriptors).filter(|(_, d)| d.kind == Stdio::Handed).map(|(fd, _)| fd.as_fd()).collect();
     let mut relay = None;
     if terminal {
-        sandbox.request(&Request::OpenTerminal, &[]).map_err(to_error)?;
+        sandbox.request(&Request::OpenTerminal { size: (0, 0) }, &[]).map_err(to_error)?;
         relay = Some(open_terminal(&sandbox, command, &mut along)?);
     }
     if !along.held.is_empty() {

@@ -7,6 +7,7 @@
 mod agent;
 mod changes;
 mod clients;
+mod engine;
 mod hermes;
 mod host;
 mod outcome;
@@ -22,6 +23,7 @@ mod web;
 pub use agent::{agent_packages, mcp_packages};
 pub use changes::let_files_age;
 pub use clients::{CLIENT_ROUTES, Client};
+pub use engine::Engine;
 pub use hermes::{Hermes, thieving_turns};
 pub use host::{Listener, TreeSnapshot, assert_gone, processes_with, wait_until};
 pub use outcome::{Live, Outcome, run_to_end, run_to_end_with_input, run_to_end_within, shell_line};

@@ -45,6 +45,55 @@ tell('mismatch', exchange(('plain.test', 80), get(b'/', b'shared.test')))";
 }
 
 #[test]
+fn explain_says_what_the_proxy_does() {
+    let Some(internet) = Internet::here() else { return };
+    let places = [
+        "45.33.32.1:80",
+        "10.1.2.3:80",
+        "127.0.0.1:80",
+        "localhost:80",
+        "0.0.0.0:80",
+        "169.254.169.254:80",
+        "100.64.1.1:80",
+        "[::1]:80",
+        "[::ffff:10.1.2.3]:80",
+        "[64:ff9b::a01:203]:80",
+        "93.184.216.36:80",
+        "other.test:80",
+        "other.test:8080",
+        "93.184.216.34:7001",
+    ];
+    let sandbox = internet.sandbox();
+    let explain = |net: &str, place: &str| {
+        let words = ["explain", "host", place, "--net", net, "--workspace", "."];
+        run_to_end(sandbox.hermes().args(words)).ok().out()
+    };
+    let list = places.map(|place| format!("b'{place}'")).join(", ");
+    let program = format!(
+        "
+for place in [{list}]:
+    host, _, port = place.decode().rpartition(':')
+    print(place.decode(), 'PROXY', b'GOT-IT' in tunnel(place, get(b'/@', place)), 'DIRECT', b'GOT-IT' in exchange((host.strip('[]'), int(port)), get(b'/@', place), patience=4))"
+    );
+    let result = internet.sandbox().flags(["--net", "audit"]).python(&sandbox.probe(&program));
+    let mut reached = 0;
+    for place in places {
+        let line = result.ok().out().lines().find(|line| line.starts_with(&format!("{place} "))).unwrap().to_owned();
+        let told = explain("audit", place);
+        let (direct, proxied) =
+            (told.contains("connect  allowed"), told.contains("connect  allowed") || told.contains("proxy    allowed"));
+        let title = |is: bool| if is { "True" } else { "False" };
+        let expected = format!("{place} PROXY {} DIRECT {}", title(proxied), title(direct));
+        assert_eq!(line, expected, "{told}\n{}", result.report());
+        reached += usize::from(proxied);
+    }
+    assert_eq!(reached, 4, "the control: some are reached\n{}", result.report());
+    assert!(explain("ask", "10.1.2.3:80").contains("a person is asked"));
+    assert!(explain("ask", "other.test:9999").contains("nothing listens on port 9999"));
+    assert!(!explain("ask", "other.test:8080").contains("nothing listens"));
+}
+
+#[test]
 fn what_was_asked_about_is_reached_once_it_is_allowed() {
     let Some(internet) = Internet::here() else { return };
     let sandbox = internet.sandbox().flags(["--net", "ask"]);

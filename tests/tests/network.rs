@@ -1,7 +1,12 @@
 //! What the network modes let through.
 #![allow(clippy::unwrap_used)]
 
-use hermes_tests::{Listener, PYTHON, Sandbox, need, skip};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Stdio;
+use std::time::Duration;
+
+use hermes_tests::{Listener, Live, PYTHON, Sandbox, need, skip, wait_until};
 
 /// Tries each target and prints `REACHED` or `refused` with its name.
 fn client(targets: &[(&str, &str, u16)]) -> String {
@@ -113,6 +118,39 @@ for family, address in ((socket.AF_INET, '127.0.0.1'), (socket.AF_INET, '127.3.2
     v = socket.socket(family, socket.SOCK_DGRAM); v.sendto(b'y', u.getsockname()); assert u.recv(1) == b'y'
 s = socket.socket(); s.bind(('localhost', 0)); print('LOOPBACK')";
     sandbox.python(program).ok().says("LOOPBACK");
+}
+
+#[test]
+fn a_server_is_published_whichever_loopback_it_listens_on() {
+    need!(PYTHON);
+    for (family, address, v6only) in
+        [("AF_INET", "127.0.0.1", 0), ("AF_INET6", "::1", 1), ("AF_INET6", "::", 1), ("AF_INET6", "::", 0)]
+    {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let sandbox = Sandbox::new().flags(["--publish", &port.to_string()]);
+        let program = format!(
+            "import socket\ns = socket.socket(socket.{family})
+if {v6only}: s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+s.bind(('{address}', {port})); s.listen(); s.settimeout(20); open('ready', 'w').close()
+c, _ = s.accept(); c.sendall(b'HELLO' + c.recv(9))"
+        );
+        let live = Live::start(sandbox.inside([PYTHON, "-c", &program]).stdout(Stdio::null()).stderr(Stdio::null()));
+        assert!(wait_until(20, || sandbox.workspace.join("ready").exists()), "{address}");
+        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut answer = String::new();
+        let asked = client.write_all(b"-YOU").and_then(|()| client.read_to_string(&mut answer));
+        assert!(asked.is_ok() && answer == "HELLO-YOU", "{address} v6only {v6only}: {asked:?} {answer:?}");
+        drop(live);
+        // The control: nobody inside listens.
+        let sandbox = Sandbox::new().flags(["--publish", &port.to_string()]);
+        let live = Live::start(sandbox.inside(["sh", "-c", "touch ready; sleep 20"]).stdout(Stdio::null()).stderr(Stdio::null()));
+        assert!(wait_until(20, || sandbox.workspace.join("ready").exists()));
+        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        assert!(!matches!(client.read(&mut [0; 9]), Ok(1..)), "somebody answers");
+        drop(live);
+    }
 }
 
 #[test]

@@ -366,7 +366,7 @@ fn home_links<'a>(policy: &'a Policy, survey: &'a Survey) -> &'a [Link] {
 }
 
 /// The sandbox's own file systems.
-fn own(policy: &Policy, survey: &Survey, view: &View) -> Vec<(PathBuf, u32, bool)> {
+pub(super) fn own(policy: &Policy, survey: &Survey, view: &View) -> Vec<(PathBuf, u32, bool)> {
     let mut own: Vec<_> = OWN.iter().map(|(path, mode)| (PathBuf::from(path), *mode, true)).collect();
     let Some(dir) = policy.home.dir.as_deref().filter(|_| policy.home.mode != HomeMode::Read) else { return own };
     let home = survey.real(dir);

@@ -24,6 +24,16 @@ const LANDLOCK_LOSES: &[(Guarantee, &str)] = &[
     (Guarantee::CachesProtected, "without a mount namespace caches cannot be copy-on-write; they are read-only"),
 ];
 
+/// Of these, what a container around the sandbox gives by its own namespaces and mounts.
+const ENCLOSURE_GIVES: [Guarantee; 5] = [
+    Guarantee::MetadataConfined,
+    Guarantee::ProcessesHidden,
+    Guarantee::HomePrivate,
+    Guarantee::LoopbackPrivate,
+    // The caller's caches are not mounted at all.
+    Guarantee::CachesProtected,
+];
+
 /// What becomes of the loopback where the supervisor binds and connects.
 const SHARED_LOOPBACK: &str = "without a network namespace the host's loopback is shared: from inside only servers of the sandbox's \
     own are reached, but the host's programs reach those, and a port that one of them has is taken";
@@ -187,13 +197,17 @@ fn landlock(losses: &mut Losses<'_>, host: &Host, view: &View, plan: &Plan) {
         );
     }
     for &(guarantee, reason) in LANDLOCK_LOSES {
+        if host.enclosure.is_some() && ENCLOSURE_GIVES.contains(&guarantee) {
+            continue;
+        }
         let shared = guarantee == Guarantee::LoopbackPrivate && plan.network == NetworkPlan::Notified;
         losses.lose(guarantee, if shared { SHARED_LOOPBACK } else { reason }, NAMESPACES_REMEDY);
     }
     if host.landlock_abi < 6 {
         losses.lose(Guarantee::SignalsConfined, format!("scoping of signals: {}", old(6)), "use Linux 6.12 or later");
     }
-    if host.uid == 0 {
+    // In a container root has no capabilities, and what it may not write is mounted read-only.
+    if host.uid == 0 && host.enclosure.is_none() {
         losses.lose(
             Guarantee::FilesWriteConfined,
             "real root would enter: Landlock does not keep the owner of a file from changing its mode",
@@ -228,6 +242,9 @@ fn landlock(losses: &mut Losses<'_>, host: &Host, view: &View, plan: &Plan) {
         ..6 => ", and one that forks without end can outrun its kill",
         _ => "",
     };
+    if host.enclosure.is_some() {
+        return;
+    }
     losses.weaken(
         Guarantee::TreeKilled,
         format!("without a pid namespace processes survive when the supervisor and init are both killed at once{outrun}"),
@@ -290,7 +307,7 @@ fn limits(losses: &mut Losses<'_>, host: &Host, plan: &Plan) {
             remedy,
         );
     }
-    if !host.cgroup.has("cpu") {
+    if !host.cgroup.has("cpu") && !host.enclosure.is_some_and(|enclosure| enclosure.cpu) {
         losses.lose(Guarantee::CpuLimited, "no control group with the cpu controller is to be had", remedy);
     }
 }

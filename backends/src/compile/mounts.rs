@@ -153,8 +153,13 @@ pub fn rules_inside(mounts: &[MountStep]) -> Vec<PathRule> {
     rules
 }
 
+/// What a container has of its own besides the places of the policy.
+const OF_CONTAINER: [(&str, PathRights); 3] =
+    [("/dev/shm", PathRights::Write), ("/dev/pts", PathRights::Device), ("/dev/ptmx", PathRights::Device)];
+
 /// Landlock rules on the host's own paths. Hidden paths inside a grant cannot be expressed; that loss is named.
-pub fn rules_outside(view: &View, scratch: Option<&Path>) -> Vec<PathRule> {
+/// `own` are places that a container has of its own: path, mode, and whether they may be written.
+pub fn rules_outside(view: &View, scratch: Option<&Path>, own: Option<&[(PathBuf, u32, bool)]>) -> Vec<PathRule> {
     let mut rules: Vec<PathRule> = ["null", "zero", "full", "random", "urandom", "tty"]
         .iter()
         .map(|device| rule(Path::new("/dev").join(device), PathRights::Device))
@@ -162,6 +167,11 @@ pub fn rules_outside(view: &View, scratch: Option<&Path>) -> Vec<PathRule> {
     // Other processes' entries are guarded by the domain's ptrace rule; /proc/sys by the owner of its files.
     rules.push(rule("/proc", PathRights::Read));
     rules.extend(scratch.map(|path| rule(path, PathRights::Write)));
+    if let Some(own) = own {
+        rules.extend(OF_CONTAINER.map(|(path, rights)| rule(path, rights)));
+        let rights = |writable| if writable { PathRights::Write } else { PathRights::Read };
+        rules.extend(own.iter().map(|(path, _, writable)| rule(path, rights(*writable))));
+    }
     rules.extend(view.grants.iter().map(|(path, grant)| {
         let rights = match (grant.access, grant.kind) {
             (Access::Write, _) => PathRights::Write,

@@ -20,6 +20,9 @@ const PROXY_PORT: u16 = 3128;
 /// Where names are resolved.
 const RESOLVER: &str = "/etc/resolv.conf";
 const HOSTS: &str = "/etc/hosts";
+/// Which modules of the C library look names up. Modules that ask daemons of the host reach none inside, and one that says that a
+/// name does not exist keeps the next from being asked.
+const NAME_SERVICES: &str = "/etc/nsswitch.conf";
 /// Where programs look for the certificates that they trust, where nothing names another place.
 pub const BUNDLES: &[&str] = &[
     "/etc/ssl/certs/ca-certificates.crt",
@@ -51,7 +54,7 @@ const PROXY_VARIABLES: &[&str] = &["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
 
 /// Paths that the plan of a sandbox with routes asks about.
 pub fn paths() -> Vec<&'static str> {
-    [&[RESOLVER, HOSTS], BUNDLES, JAVA_STORES].concat()
+    [&[RESOLVER, HOSTS, NAME_SERVICES], BUNDLES, JAVA_STORES].concat()
 }
 
 /// Is there a way out at all?
@@ -102,6 +105,8 @@ pub fn files(gateway: &GatewayPlan, view: &View, survey: &Survey) -> Vec<(PathBu
     files.extend(gateway.certificates.iter().map(|path| (path.clone(), Content::Certificates)));
     files.extend(over(BUNDLES, Content::Certificates));
     files.extend(over(JAVA_STORES, Content::JavaCertificates));
+    // Without the file the C library looks into hosts(5) and asks DNS by itself.
+    files.extend(over(&[NAME_SERVICES], Content::NameServices));
     files
 }
 

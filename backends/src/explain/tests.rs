@@ -28,6 +28,7 @@ fn policy() -> Policy {
         loopback: Default::default(),
         unix: UnixRules::default(),
         mcp: hermes_profiles::McpRules::default(),
+        docker: hermes_profiles::DockerRules::default(),
         limits: Limits::default(),
         kernel: KernelRules::default(),
         preferred: [].into(),
@@ -225,40 +226,50 @@ fn without_mounts_landlock_refuses_and_metadata_is_said_to_be_open() {
 
 #[test]
 fn hosts() {
-    let connect = |policy: &Policy, plan: &Plan, host: &str, port| {
-        let answer = explain_host(policy, plan, host, port);
+    let connect = |policy: &Policy, plan: &Plan, host: &str, port, proxied| {
+        let answer = explain_host(policy, plan, host, port, proxied);
         (answer.verdicts[0].1.clone(), answer)
     };
     let mut policy = policy();
-    let (verdict, answer) = connect(&policy, &plan(), "API.example.test.", Some(443));
+    let (verdict, answer) = connect(&policy, &plan(), "API.example.test.", Some(443), None);
     assert_eq!(verdict, Verdict::Enforced(vec![Layer::NetworkNamespace]));
     assert_eq!(answer.allow.as_deref(), Some("--allow-host api.example.test:443"));
-    assert_eq!(connect(&policy, &landlock_plan(), "x.test", None).0, Verdict::Enforced(vec![Layer::Seccomp]));
-    assert!(connect(&policy, &plan(), "127.0.0.1", Some(80)).1.notes[0].contains("sandbox's own"));
+    assert_eq!(connect(&policy, &landlock_plan(), "x.test", None, None).0, Verdict::Enforced(vec![Layer::Seccomp]));
+    assert!(connect(&policy, &plan(), "127.0.0.1", Some(80), None).1.notes[0].contains("sandbox's own"));
+    assert_eq!(connect(&policy, &plan(), "::1", Some(80), None).1.allow.as_deref(), Some("--allow-host '[::1]:80'"));
 
     policy.network = Network::Routes(vec![Route::new("*.example.test", [443], Origin::Builtin("agent".into()))]);
-    assert!(connect(&policy, &plan(), "api.example.test", Some(443)).1.rule.is_some());
-    assert!(connect(&policy, &plan(), "api.example.test", Some(22)).1.rule.is_none());
-    assert!(connect(&policy, &plan(), "example.test", None).1.rule.is_none());
-    assert!(connect(&policy, &plan(), "notexample.test", None).1.rule.is_none());
-
     let gateway = crate::plan::GatewayPlan { ports: vec![443], proxy: 3128, certificates: None };
+    let routed = Plan { gateway: Some(gateway.clone()), ..plan() };
     let notified = Plan { network: NetworkPlan::Notified, gateway: Some(gateway), ..landlock_plan() };
-    assert_eq!(connect(&policy, &notified, "api.example.test", Some(443)).0, Verdict::Allowed);
-    let (verdict, _) = connect(&policy, &notified, "other.test", Some(443));
-    assert!(matches!(verdict, Verdict::Enforced(layers) if layers.contains(&Layer::Proxy)));
-    assert!(connect(&policy, &notified, "localhost", Some(80)).1.notes.iter().any(|note| note.contains("own are reached")));
-
-    let mut narrow = Route::new("api.example.test", [443], Origin::Builtin("narrow".into()));
-    narrow.rules.methods = vec!["GET".into()];
-    let wide = Route::new("*.example.test", [443], Origin::Builtin("wide".into()));
-    policy.network = Network::Routes(vec![wide, narrow]);
-    let rule = connect(&policy, &plan(), "api.example.test", Some(443)).1.rule;
-    assert_eq!(rule.map(|rule| rule.origin), Some(Origin::Builtin("narrow".into())));
+    let rule = || Rule { text: "route".into(), origin: Origin::Builtin("agent".into()) };
+    let allowed = || Some(Proxied::Allowed { rule: rule(), read: false, addresses: vec!["10.0.0.0/8".into()] });
+    let refused = || Some(Proxied::Refused { why: "no route leads to this host".into(), rule: None });
+    for plan in [&routed, &notified] {
+        let (verdict, answer) = connect(&policy, plan, "api.example.test", Some(443), allowed());
+        assert_eq!((verdict, answer.rule, answer.allow), (Verdict::Allowed, Some(rule()), None));
+        assert!(answer.notes.iter().any(|note| note.contains("10.0.0.0/8")));
+        let (verdict, answer) = connect(&policy, plan, "other.test", Some(443), refused());
+        assert!(matches!(verdict, Verdict::Enforced(layers) if layers.contains(&Layer::Proxy)));
+        assert_eq!(answer.notes, ["no route leads to this host"]);
+        // Nothing listens, but the proxy itself can be asked.
+        let answer = connect(&policy, plan, "api.example.test", Some(9999), allowed()).1;
+        assert!(matches!(answer.verdicts[0], ("connect", Verdict::Enforced(_))), "{:?}", answer.verdicts);
+        assert_eq!(answer.verdicts[1..], [("proxy", Verdict::Allowed)]);
+        // The loopback inside leads to no proxy either.
+        let answer = connect(&policy, plan, "localhost", Some(443), allowed()).1;
+        assert!(matches!(answer.verdicts[0], ("connect", Verdict::Enforced(_))), "{:?}", answer.verdicts);
+        assert_eq!(answer.verdicts[1..], [("proxy", Verdict::Allowed)]);
+    }
+    assert!(
+        connect(&policy, &notified, "localhost", Some(80), refused()).1.notes.iter().any(|note| note.contains("own are reached"))
+    );
+    let opened = Plan { connect: vec![80], ..routed };
+    assert_eq!(connect(&policy, &opened, "localhost", Some(80), refused()).0, Verdict::Allowed);
 
     policy.network = Network::Host;
     let host = Plan { network: NetworkPlan::Host, ..plan() };
-    assert_eq!(connect(&policy, &host, "x.test", None).0, Verdict::Allowed);
+    assert_eq!(connect(&policy, &host, "x.test", None, None).0, Verdict::Allowed);
 }
 
 #[test]

@@ -34,6 +34,8 @@ use crate::wire::Listener;
 const LINK: u32 = 1000;
 /// The loopback interface's, in every namespace.
 const LOOPBACK: u32 = 1;
+/// Bytes of a packet, as many as such a pair carries: nothing but memory is between the two.
+const MTU: u32 = 65535;
 /// The same for IPv6, where names lead nowhere (there are no AAAA records) and literal addresses are refused by the rules.
 const SANDBOX_ADDRESS_6: Ipv6Addr = Ipv6Addr::new(0xfd42, 0x198, 0x18, 0, 0, 0, 0, 2);
 const GATEWAY_ADDRESS_6: Ipv6Addr = Ipv6Addr::new(0xfd42, 0x198, 0x18, 0, 0, 0, 0, 1);
@@ -118,8 +120,9 @@ pub fn loopback(ports: &[u16]) -> Result<Vec<Listening>, StepError> {
 }
 
 /// A socket in the calling thread's network namespace, for who connects it from outside.
-pub fn unconnected() -> Result<OwnedFd, Errno> {
-    socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)
+pub fn unconnected(ipv6: bool) -> Result<OwnedFd, Errno> {
+    let family = if ipv6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
+    socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)
 }
 
 fn listeners(plan: &GatewayPlan) -> Result<Vec<Listening>, Errno> {
@@ -230,11 +233,16 @@ fn up(index: u32) -> LinkMessage {
 fn veth(sandbox: Pid) -> LinkMessage {
     let mut inner = LinkMessage::default();
     inner.header.index = LINK;
-    inner.attributes = vec![LinkAttribute::IfName("eth0".to_owned()), LinkAttribute::NetNsPid(sandbox.as_raw().unsigned_abs())];
+    inner.attributes = vec![
+        LinkAttribute::IfName("eth0".to_owned()),
+        LinkAttribute::Mtu(MTU),
+        LinkAttribute::NetNsPid(sandbox.as_raw().unsigned_abs()),
+    ];
     let mut outer = LinkMessage::default();
     outer.header.index = LINK;
     outer.attributes = vec![
         LinkAttribute::IfName("gateway".to_owned()),
+        LinkAttribute::Mtu(MTU),
         LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Veth), LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(inner)))]),
     ];
     outer

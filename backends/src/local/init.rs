@@ -22,6 +22,7 @@ use caps::{CapSet, Capability};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::pty::Winsize;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, pthread_sigmask};
@@ -150,7 +151,7 @@ fn first_job(channel: &Channel, mut jobs: Jobs, cover: impl Fn(Vec<Cover>) -> bo
     let mut terminal = None;
     loop {
         match channel.receive::<Request>() {
-            Ok(Some((Request::OpenTerminal, _))) => terminal = give_terminal(channel),
+            Ok(Some((Request::OpenTerminal { size }, _))) => terminal = give_terminal(channel, size),
             Ok(Some((Request::Spawn(spawn), fds))) => {
                 let started = standard(&spawn, terminal.take(), fds).and_then(|stdio| spawner::start(&spawn, &stdio, false));
                 let _ = enter_job(channel, &mut jobs, (spawn.job, spawn.ends), started);
@@ -162,7 +163,7 @@ fn first_job(channel: &Channel, mut jobs: Jobs, cover: impl Fn(Vec<Cover>) -> bo
                     return None;
                 }
             }
-            Ok(Some((Request::Socket, _))) => give_socket(channel),
+            Ok(Some((Request::Socket { ipv6 }, _))) => give_socket(channel, ipv6),
             Ok(Some((Request::Listen(ports), _))) => listen(ports),
             Ok(Some((Request::Ready, _))) => drop(channel.send(&Event::Ready, &[])),
             Ok(Some(_)) => {}
@@ -171,8 +172,8 @@ fn first_job(channel: &Channel, mut jobs: Jobs, cover: impl Fn(Vec<Cover>) -> bo
     }
 }
 
-fn give_socket(channel: &Channel) {
-    let made = gateway::unconnected().ok();
+fn give_socket(channel: &Channel, ipv6: bool) {
+    let made = gateway::unconnected(ipv6).ok();
     let _ = channel.send(&Event::Socket, &made.iter().map(AsFd::as_fd).collect::<Vec<_>>());
 }
 
@@ -244,7 +245,9 @@ fn serve_landlock(setup: &Setup, mut fds: Vec<OwnedFd>, channel: &Channel) -> Re
     let (children, jobs) = prepare(setup)?;
     sys::thread::become_subreaper().at(Step::Spawn)?;
     let (handed, _held) = split_handed(setup, &mut fds)?;
-    let capable = nix::unistd::geteuid().is_root();
+    // Root of a container may have none, and with an empty bounding set no exec gives any.
+    let some = |set| caps::read(None, set).map_or(true, |held| !held.is_empty());
+    let capable = nix::unistd::geteuid().is_root() && (some(CapSet::Permitted) || some(CapSet::Bounding));
     let kept_in = match &setup.landlock {
         Some(plan) if plan.scope_signals => {
             keep_signals_in()?;
@@ -415,12 +418,12 @@ impl Init {
     fn obey(&mut self, channel: &Channel, request: Request, fds: Vec<OwnedFd>) -> Option<i32> {
         match request {
             Request::Setup(_) => {}
-            Request::OpenTerminal => self.terminal = give_terminal(channel),
+            Request::OpenTerminal { size } => self.terminal = give_terminal(channel, size),
             // Without a mount namespace there is nothing to cover with, and nobody asks.
             Request::Cover(_) if self.tier == Tier::Landlock => {}
             Request::Cover(covers) => cover_names(channel, &covers),
             Request::Ready => drop(channel.send(&Event::Ready, &[])),
-            Request::Socket => give_socket(channel),
+            Request::Socket { ipv6 } => give_socket(channel, ipv6),
             Request::Listen(ports) => listen(channel, self.gateway.as_ref(), ports),
             Request::Spawn(spawn) => {
                 let named = (spawn.job, spawn.ends);
@@ -511,17 +514,19 @@ impl Init {
 }
 
 /// A pseudo-terminal of the sandbox's own devpts.
-fn open_terminal() -> Result<(OwnedFd, OwnedFd), StepError> {
+fn open_terminal((ws_row, ws_col): (u16, u16)) -> Result<(OwnedFd, OwnedFd), StepError> {
     let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let master = openat(AT_FDCWD, "/dev/ptmx", flags, Mode::empty()).at_path(Step::Terminal, "/dev/ptmx")?;
     sys::thread::unlock_terminal(master.as_fd()).at(Step::Terminal)?;
     let slave = sys::thread::terminal_peer(master.as_fd()).at(Step::Terminal)?;
+    let size = Winsize { ws_row, ws_col, ws_xpixel: 0, ws_ypixel: 0 };
+    sys::thread::set_window_size(master.as_fd(), &size).at(Step::Terminal)?;
     Ok((master, slave))
 }
 
 /// Opens a pseudo-terminal, sends its master to the supervisor and returns the other end.
-fn give_terminal(channel: &Channel) -> Option<OwnedFd> {
-    match open_terminal() {
+fn give_terminal(channel: &Channel, size: (u16, u16)) -> Option<OwnedFd> {
+    match open_terminal(size) {
         Ok((master, slave)) => {
             let _ = channel.send(&Event::Terminal, &[master.as_fd()]);
             Some(slave)

@@ -4,6 +4,7 @@
 //! the other side of the socket is [`init`].
 
 pub mod broker;
+mod contents;
 mod cover;
 mod gateway;
 mod idmap;

@@ -3,7 +3,6 @@
 //! Every source is opened once, compared with the file that was checked, and mounted by descriptor. Nothing is ever
 //! created in a host tree.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -16,10 +15,11 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{Mode, fstat, mkdirat, mode_t};
 use nix::unistd::{UnlinkatFlags, fchdir, pivot_root, symlinkat, unlinkat};
 
+use super::contents;
 use super::sys::mount::{Attributes, attach, clone_tree, set_attributes, share};
-use crate::plan::{Content, Layer, MountStep, Source};
+use crate::plan::{Layer, MountStep, Source};
 use crate::step::{At, Step, StepError};
-use crate::wire::{Certificates, Setup};
+use crate::wire::Setup;
 
 const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY;
 const NO_SUID: u64 = libc::MOUNT_ATTR_NOSUID;
@@ -94,27 +94,15 @@ pub fn enter(setup: &Setup, mut trees: Trees) -> Result<Vec<u64>, StepError> {
     let mut builder = Builder::new(setup.scratch)?;
     for (step, source) in setup.mounts.iter().zip(prepared) {
         match step {
-            MountStep::File { target, content } => builder.file(target, &bytes(content, &setup.certificates))?,
+            MountStep::File { target, content } => {
+                builder.file(target, &contents::bytes(target, content, &setup.certificates))?
+            }
             _ => builder.apply(step, source)?,
         }
     }
     let own = builder.own.union(&builder.layers).copied().collect();
     builder.pivot()?;
     Ok(own)
-}
-
-fn bytes<'s>(content: &'s Content, certificates: &'s Certificates) -> Cow<'s, [u8]> {
-    match content {
-        Content::Text(text) => text.as_bytes().into(),
-        Content::Hosts => {
-            let own = nix::unistd::gethostname().unwrap_or_default();
-            format!("127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n127.0.1.1 {}\n", own.to_string_lossy())
-                .into_bytes()
-                .into()
-        }
-        Content::Certificates => certificates.pem.as_slice().into(),
-        Content::JavaCertificates => certificates.java.as_slice().into(),
-    }
 }
 
 /// What was opened for a step before the base is mounted over part of the old tree.

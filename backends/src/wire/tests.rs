@@ -136,7 +136,7 @@ fn requests() -> impl Strategy<Value = Request> {
     prop_oneof![
         setups().prop_map(|setup| Request::Setup(Box::new(setup))),
         spawns().prop_map(|spawn| Request::Spawn(Box::new(spawn))),
-        Just(Request::OpenTerminal),
+        any::<(u16, u16)>().prop_map(|size| Request::OpenTerminal { size }),
         prop::collection::vec(covers(), 0..4).prop_map(Request::Cover),
         any::<(JobId, i32, bool)>().prop_map(|(job, signal, group)| Request::Signal { job, signal, group }),
         any::<JobId>().prop_map(|job| Request::Kill { job }),
@@ -254,8 +254,8 @@ fn what_nobody_would_take_is_not_sent() {
     let (ours, theirs) = Channel::pair().unwrap();
     assert_eq!(ours.send(&spawn_of(LONGEST), &[]), Err(Errno::EMSGSIZE));
     let (a, _b) = pipe().unwrap();
-    assert_eq!(ours.send(&Request::OpenTerminal, &vec![a.as_fd(); MOST_FDS + 1]), Err(Errno::EMSGSIZE));
-    for request in [spawn_of(INLINE), Request::OpenTerminal] {
+    assert_eq!(ours.send(&Request::OpenTerminal { size: (0, 0) }, &vec![a.as_fd(); MOST_FDS + 1]), Err(Errno::EMSGSIZE));
+    for request in [spawn_of(INLINE), Request::OpenTerminal { size: (0, 0) }] {
         ours.send(&request, &vec![a.as_fd(); MOST_FDS]).unwrap();
         let (received, fds) = theirs.receive::<Request>().unwrap().unwrap();
         assert_eq!((received, fds.len()), (request, MOST_FDS));
@@ -341,7 +341,7 @@ fn a_peer_that_is_gone_is_the_end() {
     let (ours, theirs) = Channel::pair().unwrap();
     drop(theirs);
     assert!(ours.receive::<Event>().unwrap().is_none());
-    assert_eq!(ours.send(&Request::OpenTerminal, &[]), Err(Errno::EPIPE));
+    assert_eq!(ours.send(&Request::OpenTerminal { size: (0, 0) }, &[]), Err(Errno::EPIPE));
 }
 
 #[test]
@@ -352,7 +352,7 @@ fn what_a_peer_sent_before_it_ended_arrives() {
         theirs.send(event, &[]).unwrap();
     }
     // It ends with unread messages, which the kernel reports as ECONNRESET before it delivers anything.
-    ours.send(&Request::OpenTerminal, &[]).unwrap();
+    ours.send(&Request::OpenTerminal { size: (0, 0) }, &[]).unwrap();
     drop(theirs);
     for event in events {
         assert_eq!(ours.receive::<Event>().unwrap().unwrap().0, event);

@@ -17,7 +17,7 @@ use crate::policy::{Admission, Rule};
 use crate::reason::Reason;
 use crate::relay::{self, Begun, End};
 use crate::stream::Counted;
-use crate::tls::H2;
+use crate::tls::{H2, without_h2};
 use crate::web::{self, Entry, Protocol};
 
 /// A fatal alert, access_denied (RFC 8446, 6.2): a client can tell it from a network that fails.
@@ -241,14 +241,21 @@ impl Passing<'_> {
 
     async fn terminate(&self, stream: TcpStream, before: BytesMut) -> Result<(), Reason> {
         let authority = self.egress.authority().map_err(Reason::unreachable)?;
-        let config = authority.server(&self.host).map_err(Reason::unreachable)?;
+        let mut config = authority.server(&self.host).map_err(Reason::unreachable)?;
+        let room = self.egress.h2_room();
+        if room.is_none() {
+            self.egress.emit(Event::LimitReached { limit: "h2-connections" });
+            config = Arc::new(without_h2(&config));
+        }
         let stream = Counted::new(before, stream, Arc::clone(&self.connection.meter));
         let accepted = timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream)).await.map_err(|_| Reason::Silence)?;
         // Most often a program that does not trust the sandbox's authority.
         let stream = accepted.map_err(|error| Reason::malformed(format!("TLS: {error}")))?;
         let protocol = if stream.get_ref().1.alpn_protocol() == Some(H2) { Protocol::Http2 } else { Protocol::Http1 };
+        let _room = room.filter(|_| protocol == Protocol::Http2);
         let entry = Entry::Host { host: self.host.clone(), port: self.port, tls: true };
-        web::serve(self.egress, self.connection, stream, entry, protocol, None).await;
+        // Large, and on its way through several futures, each of which has room for what it is given.
+        web::serve(self.egress, self.connection, Box::new(stream), entry, protocol, None).await;
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::ext::ReasonPhrase;
 
+use super::room::Room;
 use super::target::end_to_end;
 use super::{Lasting, MARK};
 use crate::proxy::{Changes, revoked};
@@ -58,13 +59,14 @@ pub(crate) fn passed_on(
     changes: Changes,
     allowed: Lasting,
     lookout: Option<Lookout>,
+    room: Room,
 ) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
     clean(&mut parts.headers);
     let lookout = lookout.filter(|_| is_plain(&parts.headers));
     Response::from_parts(
         parts,
-        Guarded { body, until: Until::Asked(Some((changes, allowed))), lookout, last: None }.boxed_unsync(),
+        Guarded { body, until: Until::Asked(Some((changes, allowed))), lookout, last: None, _room: room }.boxed_unsync(),
     )
 }
 
@@ -129,6 +131,7 @@ struct Guarded {
     lookout: Option<Lookout>,
     /// What follows the bytes that were held back.
     last: Option<Frame<Bytes>>,
+    _room: Room,
 }
 
 impl hyper::body::Body for Guarded {

@@ -24,6 +24,13 @@ pub(crate) struct Flaw {
     pub(crate) in_head: bool,
 }
 
+/// What is wrong with requests that come in these parts, for the checks of `fuzz/`.
+#[doc(hidden)]
+pub fn framed(parts: &[&[u8]]) -> Result<(), &'static str> {
+    let mut framing = Framing::default();
+    parts.iter().try_for_each(|part| framing.feed(part)).map_err(|flaw| flaw.why)
+}
+
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Before a request line; empty lines are skipped (RFC 9112, 2.2).

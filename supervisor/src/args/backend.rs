@@ -21,7 +21,7 @@ pub(crate) enum Backend {
 /// Options that say where a sandbox is.
 #[derive(Debug, Default, Clone, Args)]
 pub(crate) struct BackendArgs {
-    /// Where the sandbox is: local, or ssh (see docs/backends.md) [default: local]
+    /// Where the sandbox is: local, docker or ssh (see docs/backends.md) [default: local]
     #[arg(long, value_name = "WHERE", hide_possible_values = true)]
     pub(crate) backend: Option<Backend>,
     /// Host of `--backend ssh`, as ssh takes it
@@ -30,8 +30,8 @@ pub(crate) struct BackendArgs {
     /// Configuration of ssh instead of the user's
     #[arg(long, value_name = "FILE")]
     pub(crate) ssh_config: Option<PathBuf>,
-    // Known so that it can be refused by name instead of as a typing error.
-    #[arg(long, value_name = "IMAGE", hide = true)]
+    /// Image of `--backend docker`
+    #[arg(long, value_name = "IMAGE")]
     pub(crate) image: Option<OsString>,
 }
 
@@ -42,18 +42,14 @@ impl BackendArgs {
     /// An option of another backend, or one that this version does not have: what is ignored would be a sandbox somewhere else.
     pub(crate) fn chosen(&self) -> Result<Backend, Error> {
         let chosen = self.backend.unwrap_or(Backend::Local);
-        let refused = match chosen {
-            Backend::Docker => "--backend docker",
-            _ if self.image.is_some() => "--image",
-            Backend::Ssh => return Ok(chosen),
-            Backend::Local if self.ssh_host.is_some() => return Err(needs_ssh("--ssh-host")),
-            Backend::Local if self.ssh_config.is_some() => return Err(needs_ssh("--ssh-config")),
-            Backend::Local => return Ok(chosen),
-        };
-        Err(Error::usage(format!("{refused} is not supported by version {}; nothing was started", env!("CARGO_PKG_VERSION"))))
+        let others = [
+            (self.ssh_host.is_some(), Backend::Ssh, "--ssh-host", "ssh"),
+            (self.ssh_config.is_some(), Backend::Ssh, "--ssh-config", "ssh"),
+            (self.image.is_some(), Backend::Docker, "--image", "docker"),
+        ];
+        match others.into_iter().find(|(given, backend, ..)| *given && *backend != chosen) {
+            Some((.., option, backend)) => Err(Error::usage(format!("{option} needs --backend {backend}; nothing was started"))),
+            None => Ok(chosen),
+        }
     }
-}
-
-fn needs_ssh(option: &str) -> Error {
-    Error::usage(format!("{option} needs --backend ssh; nothing was started"))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,16 +50,16 @@ impl Inside {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn connect(&self, port: u16) -> io::Result<TcpStream> {
+    async fn connect(&self, address: IpAddr, port: u16) -> io::Result<TcpStream> {
         let (give, given) = oneshot::channel();
         {
             let mut waiting = self.waiting();
-            self.channel.try_send(&Request::Socket, &[])?;
+            self.channel.try_send(&Request::Socket { ipv6: address.is_ipv6() }, &[])?;
             waiting.push_back(give);
         }
         let socket = given.await.ok().flatten().ok_or(io::ErrorKind::ConnectionRefused)?;
         let socket = TcpSocket::from_std_stream(std::net::TcpStream::from(socket));
-        socket.connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await
+        socket.connect(SocketAddr::new(address, port)).await
     }
 }
 
@@ -79,14 +79,7 @@ pub(super) fn publish(port: u16) -> Result<(TcpListener, u16), Error> {
 
 /// Leads connections on the sandbox's loopback to the same port of the host's, until it is dropped.
 pub(super) async fn serve_connect(inside: Arc<Inside>, listener: TcpListener, port: u16) -> io::Result<()> {
-    accept(&inside, listener, move || async move {
-        // Who listens on the other family's loopback alone is found as well.
-        match TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await {
-            Err(_) => TcpStream::connect((Ipv6Addr::LOCALHOST, port)).await,
-            connected => connected,
-        }
-    })
-    .await
+    accept(&inside, listener, move || either(move |address| TcpStream::connect((address, port)))).await
 }
 
 /// Leads connections on the host's loopback to the same port of the sandbox's, until it is dropped.
@@ -94,9 +87,20 @@ pub(super) async fn serve_published(inside: Arc<Inside>, listener: TcpListener, 
     let counted = Arc::clone(&inside);
     accept(&counted, listener, move || {
         let inside = Arc::clone(&inside);
-        async move { inside.connect(port).await }
+        async move { either(|address| inside.connect(address, port)).await }
     })
     .await
+}
+
+/// Connects on the loopback of IPv4, or on that of IPv6 where a server listens there alone.
+async fn either<F>(connect: impl Fn(IpAddr) -> F) -> io::Result<TcpStream>
+where
+    F: Future<Output = io::Result<TcpStream>>,
+{
+    match connect(Ipv4Addr::LOCALHOST.into()).await {
+        Err(_) => connect(Ipv6Addr::LOCALHOST.into()).await,
+        connected => connected,
+    }
 }
 
 async fn accept<F>(inside: &Arc<Inside>, listener: TcpListener, connect: impl Fn() -> F) -> io::Result<()>

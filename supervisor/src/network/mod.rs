@@ -3,7 +3,9 @@
 mod calls;
 mod decider;
 mod elsewhere;
+mod foretell;
 mod loopback;
+mod pace;
 mod told;
 mod trust;
 mod unknown;
@@ -36,6 +38,7 @@ use calls::Calls;
 pub(crate) use decider::Decider;
 use elsewhere::Elsewhere;
 pub(crate) use elsewhere::{Duplex, Offer, Opening, Way};
+pub(crate) use foretell::foretell;
 
 /// How long connections may go on after the sandbox has ended.
 const LAST: Duration = Duration::from_millis(500);
@@ -115,8 +118,15 @@ impl WayOut {
             return Err(Error::setup("ports of the loopback cannot be shared without a network namespace")
                 .hint("leave --connect and --publish out, or use a kernel with user and network namespaces"));
         }
-        let publish: &[u16] =
-            if plan.network == NetworkPlan::Private { &publish.iter().copied().collect::<Vec<_>>() } else { &[] };
+        if plan.network == NetworkPlan::Notified && !publish.is_empty() {
+            return Err(Error::setup(
+                "no port can be published without a network namespace: there every server of the sandbox is on the host's loopback, \
+                 under whatever port it can get",
+            )
+            .hint("leave --publish out and connect to the server's own port, or use a kernel with user and network namespaces"));
+        }
+        // With the host's network what listens inside listens there.
+        let publish: Vec<u16> = publish.iter().copied().filter(|_| plan.network == NetworkPlan::Private).collect();
         if plan.gateway.is_none() && plan.connect.is_empty() && publish.is_empty() {
             return Ok(None);
         }
@@ -125,7 +135,7 @@ impl WayOut {
             _ => None,
         };
         let decides = decides(calls.as_ref().map_or_else(|| Arc::new(OwnAddress) as _, Calls::meant))?;
-        let roots = trust::roots(caller);
+        let roots = if plan.gateway.is_some() { trust::roots(caller)? } else { None };
         let published = publish.iter().map(|port| loopback::publish(*port)).collect::<Result<_, _>>()?;
         let (gateway, changes) = (plan.gateway.clone(), VecDeque::new());
         Ok(Some(Self { decides, gateway, calls, roots, published, thread: None, changes }))

@@ -1,13 +1,16 @@
-//! What the proxy tells: everything to the event file, and to people what was refused, in one line.
+//! What the proxy tells: everything to the event file, and to people what was refused, in one line. What a program inside can
+//! cause as fast as it likes is written one by one at a bounded rate, and beyond it counted.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use hermes_egress::event::{Event, Events};
 use hermes_egress::host::Host;
 use serde::Serialize;
 
-use crate::events::Log;
+use super::pace::Pace;
+use crate::events::{self, Log};
 use crate::output;
 
 /// Places that are remembered for people; the rest is counted.
@@ -21,6 +24,15 @@ const NAMED: usize = 3;
 pub(super) struct Told {
     log: Mutex<Log>,
     refused: Mutex<Refused>,
+    paces: Mutex<Paces>,
+    began: Instant,
+}
+
+/// One does not keep the other from being told.
+#[derive(Debug, Default)]
+struct Paces {
+    refusals: Pace,
+    questions: Pace,
 }
 
 /// What was refused.
@@ -34,12 +46,29 @@ struct Refused {
 
 impl Told {
     pub(super) fn new(log: Log) -> Self {
-        Self { log: Mutex::new(log), refused: Mutex::default() }
+        Self { log: Mutex::new(log), refused: Mutex::default(), paces: Mutex::default(), began: Instant::now() }
     }
 
+    /// Tells at the end what else is to be told.
     pub(super) fn tell(&self) {
+        self.note_left_out();
         if let Some(line) = lock(&self.refused).line() {
             output::complain(&line);
+        }
+    }
+
+    /// May people be told of one more question?
+    pub(super) fn may_ask(&self) -> bool {
+        lock(&self.paces).questions.take(self.began.elapsed())
+    }
+
+    fn note_left_out(&self) {
+        let (refusals, questions) = {
+            let mut paces = lock(&self.paces);
+            (paces.refusals.take_left_out(), paces.questions.take_left_out())
+        };
+        if refusals + questions > 0 {
+            self.note(&events::Event::LeftOut { refusals, questions });
         }
     }
 
@@ -58,6 +87,12 @@ impl Told {
 impl Events for Told {
     fn emit(&self, event: Event) {
         lock(&self.refused).count(&event);
+        if matches!(event, Event::Refused(_) | Event::NameRefused { .. } | Event::LimitReached { .. }) {
+            if !lock(&self.paces).refusals.take(self.began.elapsed()) {
+                return;
+            }
+            self.note_left_out();
+        }
         self.note(&event);
     }
 }

@@ -25,9 +25,21 @@ const TRUSTED: u32 = 2;
 const SALT: &[u8] = b"Mighty Aphrodite";
 
 /// The file of certificates that the caller trusts: what `SSL_CERT_FILE` names, else the system's.
-pub(super) fn roots(caller: &Caller) -> Option<PathBuf> {
-    let named = caller.variable("SSL_CERT_FILE").map(PathBuf::from);
-    named.into_iter().chain(BUNDLES.iter().map(PathBuf::from)).find(|path| path.exists())
+///
+/// # Errors
+/// `SSL_CERT_FILE` names what cannot be read or holds no certificate. Whoever sets it means to trust that, and not what the system does.
+pub(super) fn roots(caller: &Caller) -> Result<Option<PathBuf>, Error> {
+    let Some(named) = caller.variable("SSL_CERT_FILE").filter(|value| !value.is_empty()).map(|value| caller.cwd.join(value))
+    else {
+        return Ok(BUNDLES.iter().map(PathBuf::from).find(|path| path.exists()));
+    };
+    let why = match std::fs::read(&named) {
+        Err(e) => e.to_string(),
+        Ok(text) if CertificateDer::pem_slice_iter(&text).flatten().next().is_none() => "it holds no certificate".to_owned(),
+        Ok(_) => return Ok(Some(named)),
+    };
+    Err(Error::setup(format!("the certificates of SSL_CERT_FILE, {}, cannot be used: {why}", output::path(&named)))
+        .hint("correct SSL_CERT_FILE, or unset it to trust what the system trusts"))
 }
 
 /// In the forms that the plan asks for.

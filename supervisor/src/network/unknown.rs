@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hermes_egress::address::class;
+use hermes_egress::address::{Class, class};
 use hermes_egress::dial::is_own;
 use hermes_egress::host::Host;
 use hermes_egress::proxy::{Deciding, Unknown};
@@ -31,12 +31,25 @@ pub(super) struct Audit;
 
 impl Unknown for Audit {
     fn decide<'a>(&'a self, host: &'a Host, port: u16) -> Deciding<'a> {
-        // A route that names an address means it, whatever it is; nobody has meant this one.
-        let public = match host {
-            Host::Address(address) => class(*address).is_none() && !is_own(*address),
-            Host::Name(name) => name != "localhost",
-        };
+        let public = public(host).is_ok();
         Box::pin(async move { public.then(|| route(host, port, "--net audit")) })
+    }
+}
+
+/// Is this a place on the public internet, as far as can be told before a name is looked up? A route that names an address means it,
+/// whatever it is; nobody has meant this one.
+///
+/// # Errors
+/// What it is instead.
+pub(super) fn public(host: &Host) -> Result<(), Class> {
+    match host {
+        Host::Address(address) => match class(*address) {
+            Some(class) => Err(class),
+            None if is_own(*address) => Err(Class::Own),
+            None => Ok(()),
+        },
+        Host::Name(name) if name == "localhost" => Err(Class::Loopback),
+        Host::Name(_) => Ok(()),
     }
 }
 
@@ -72,20 +85,25 @@ impl Ask {
             host: host.to_owned(),
             port,
         };
+        let told = self.told.may_ask();
         let id = match self.approvals.ask(&question) {
             Ok(id) => id,
             Err(e) => {
-                output::complain(&format!("cannot ask whether {} may be reached: {e}", output::clean(host)));
+                if told {
+                    output::complain(&format!("cannot ask whether {} may be reached: {e}", output::clean(host)));
+                }
                 return None;
             }
         };
         let _withdrawn = Withdrawn(&self.approvals, id);
-        self.told.note(&Event::ApprovalAsked { id, host, port });
-        output::complain(&format!(
-            "{}:{port} is to be reached; `hermes-sandbox approvals allow {id}` or `deny {id}` within {} s",
-            output::clean(host),
-            PATIENCE.as_secs()
-        ));
+        if told {
+            self.told.note(&Event::ApprovalAsked { id, host, port });
+            output::complain(&format!(
+                "{}:{port} is to be reached; `hermes-sandbox approvals allow {id}` or `deny {id}` within {} s",
+                output::clean(host),
+                PATIENCE.as_secs()
+            ));
+        }
         let end = Instant::now() + PATIENCE;
         let answer = loop {
             match self.approvals.answer(id) {
@@ -98,7 +116,9 @@ impl Ask {
             Some(false) => "deny",
             None => "no answer",
         };
-        self.told.note(&Event::ApprovalDecided { id, host, port, decision });
+        if told || answer.is_some() {
+            self.told.note(&Event::ApprovalDecided { id, host, port, decision });
+        }
         answer
     }
 }
@@ -133,7 +153,7 @@ impl Unknown for Ask {
 }
 
 /// As a policy names it.
-fn named(host: &Host) -> String {
+pub(super) fn named(host: &Host) -> String {
     match host {
         Host::Name(name) => name.clone(),
         Host::Address(address) => address.to_string(),

@@ -16,11 +16,11 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio::task::{LocalSet, spawn_local};
 
-use super::GREETING;
 use super::files::Replay;
-use super::hello::{self, Asked, Bytes, Errand, Hello, ToFar, ToNear, Wanted, at_home};
+use super::hello::{self, Asked, Bytes, Enclosed, Errand, Hello, ToFar, ToNear, Wanted, at_home};
 use super::mux::{self, BEAT, Mux, Side, Stream};
 use super::standard::{Standard, hush};
+use super::{GREETING, docker};
 use crate::engine::{self, Opened};
 use crate::error::Error;
 use crate::events::Log;
@@ -80,14 +80,21 @@ pub(crate) fn main() -> Result<u8, Error> {
 }
 
 fn obey(link: &mut Link, hello: Hello, mux: Mux) -> Result<ToNear, Error> {
-    let Hello { errand, asked } = hello;
+    let Hello { errand, asked, enclosed } = hello;
+    let mut writable = Vec::new();
+    if let Some(Enclosed { enclosure, expected, writable: volumes }) = enclosed {
+        writable = volumes;
+        let refused = |error: hermes_backends::docker::Error| Error::setup(error.message).hint(error.remedy);
+        hermes_backends::docker::mounts::verify(&expected).map_err(refused)?;
+        engine::enclose(enclosure);
+    }
     match errand {
         Errand::Doctor { json, verbose } => {
             let (text, status) = doctor::described(&engine::measure_now(), json, verbose)?;
             Ok(ToNear::Answer { text, status })
         }
         Errand::Plan { command, json } => {
-            let prepared = prepare(link, &asked, &words(&command))?;
+            let prepared = prepare(link, &asked, &writable, &words(&command))?;
             let (text, status) = plan::described(prepared, &asked.wishes(), json)?;
             Ok(ToNear::Answer { text, status })
         }
@@ -97,7 +104,7 @@ fn obey(link: &mut Link, hello: Hello, mux: Mux) -> Result<ToNear, Error> {
             let open = Arc::new(move |way| Box::pin(lead(mux.clone(), way)) as Opening);
             let offer = Offer { open, authority: offer.authority, placeholders: offer.placeholders };
             let served = Served { name, mcp, ttl: ttl.map(Duration::from_millis), idle: idle.map(Duration::from_millis) };
-            let outcome = sandbox(link, &asked, (&words(&program), &words(&command)), served, offer, &mut log);
+            let outcome = sandbox(link, (&asked, &writable), (&words(&program), &words(&command)), served, offer, &mut log);
             drop(log);
             // All events are on their way before the last word.
             let _ = told.map(std::thread::JoinHandle::join);
@@ -147,7 +154,7 @@ fn lines(reader: PipeReader, mut take: impl FnMut(Vec<u8>)) {
 }
 
 /// The plan, made from the policy of the other side and the paths and the kernel of this one.
-fn prepare(link: &Link, asked: &Asked, program: &[std::ffi::OsString]) -> Result<Prepared, Error> {
+fn prepare(link: &Link, asked: &Asked, writable: &[PathBuf], program: &[std::ffi::OsString]) -> Result<Prepared, Error> {
     let own = request::caller(None)?;
     let workspace = at_home(&asked.workspace.path(), own.home.as_deref());
     // Where commands begin, and where relative paths do.
@@ -166,7 +173,11 @@ fn prepare(link: &Link, asked: &Asked, program: &[std::ffi::OsString]) -> Result
     };
     at_homes(&mut request.overrides, home.as_deref());
     let replay = Replay::new(&asked.files, &request.caller, &hermes_profiles::paths::normalise(&workspace));
-    let resolved: Resolved = resolve(&request, &replay)?;
+    let mut resolved: Resolved = resolve(&request, &replay)?;
+    if engine::enclosure().is_some() {
+        let rules = docker::image_rules(&resolved.policy, writable);
+        resolved.policy.files.extend(rules);
+    }
     let project = replay.into_project();
     let _ = link.says.send(ToNear::Resolved { project });
     prepare::prepare_for(&asked.wishes(), program, request.caller, resolved)
@@ -201,14 +212,14 @@ fn caller(asked: &Asked, own: Caller, workspace: PathBuf) -> Caller {
 
 fn sandbox(
     link: &mut Link,
-    asked: &Asked,
+    (asked, writable): (&Asked, &[PathBuf]),
     (program, command): (&[std::ffi::OsString], &[std::ffi::OsString]),
     served: Served,
     offer: Offer,
     log: &mut Log,
 ) -> Result<Reason, Error> {
     let wishes = asked.wishes();
-    let prepared = prepare(link, asked, program)?;
+    let prepared = prepare(link, asked, writable, program)?;
     let Ready { prepared, overlaid, mut guards, scratch } = run::make_ready(prepared, &wishes, command, log)?;
     if served.mcp {
         mcp::needs_tools(&prepared.policy.mcp.tools, &prepared.policy.profile)?;

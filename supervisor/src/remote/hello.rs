@@ -6,6 +6,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use hermes_backends::docker::mounts::Expected;
+use hermes_backends::host::Enclosure;
 use hermes_profiles::Overrides;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -24,6 +26,19 @@ const LONGEST: usize = 32 << 20;
 pub(crate) struct Hello {
     pub(crate) errand: Errand,
     pub(crate) asked: Asked,
+    /// The container that near has made around far.
+    pub(crate) enclosed: Option<Enclosed>,
+}
+
+/// A container on near's machine.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Enclosed {
+    /// What it holds already.
+    pub(crate) enclosure: Enclosure,
+    /// What must be found in it before anything runs.
+    pub(crate) expected: Vec<Expected>,
+    /// Directories that the image wants to write, and that end with the container.
+    pub(crate) writable: Vec<PathBuf>,
 }
 
 /// What the far half is to do.
@@ -214,6 +229,7 @@ mod tests {
             let hello = Hello {
                 errand: Errand::Plan { command: vec![Bytes::of("\u{e9}")], json: true },
                 asked: Asked { tier: Some(TierArg::Landlock), ..Asked::default() },
+                enclosed: Some(Enclosed { enclosure: Enclosure::default(), expected: Vec::new(), writable: Vec::new() }),
             };
             let mut bytes = Vec::new();
             write(&mut bytes, &hello).await.unwrap();

@@ -24,6 +24,7 @@
 //! [`hello::ToFar`] and [`hello::ToNear`]. Near opens streams that begin with a [`hello::Wanted`], e.g. one client of the
 //! session protocol; far opens streams that begin with a [`Way`](crate::network::Way): one connection out of the sandbox, which the rules here decide about.
 
+mod docker;
 pub(crate) mod far;
 mod files;
 pub(crate) mod hello;
@@ -33,6 +34,7 @@ mod ssh;
 mod standard;
 mod ways;
 
+use std::ffi::OsString;
 use std::future::Future;
 use std::pin::Pin;
 
@@ -43,7 +45,8 @@ use crate::error::Error;
 use crate::events::Log;
 use crate::output;
 use crate::session::Found;
-use hello::Errand;
+use hello::{Errand, Hello};
+use hermes_profiles::{Caller, Policy};
 use near::{Near, Said};
 
 /// How this program is started on the other side: `hermes-sandbox remote`.
@@ -62,6 +65,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Channel for T {}
 /// An answer some time later.
 pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// What a backend whose paths are this machine's is told before anything is started.
+#[derive(Clone, Copy)]
+pub(crate) struct Here<'a> {
+    pub(crate) policy: &'a Policy,
+    pub(crate) caller: &'a Caller,
+    /// What jobs are for; `None` where none run.
+    pub(crate) command: Option<&'a [OsString]>,
+    pub(crate) session: Option<&'a str>,
+    pub(crate) checkpoint: bool,
+    pub(crate) log: &'a Log,
+}
+
 /// A way to another kernel.
 pub(crate) trait Backend: Send {
     /// What is on the other side, in words that fit behind "on" and "to", e.g. `user@host.example.test`.
@@ -72,6 +87,30 @@ pub(crate) trait Backend: Send {
     /// # Errors
     /// The option, and why.
     fn refuse(&self, args: &PolicyArgs) -> Result<(), Error>;
+
+    /// Are its paths those of this machine? Then it is told the policy by [`Backend::prepare`], and guards what jobs can write.
+    fn is_here(&self) -> bool {
+        false
+    }
+
+    /// Takes what it needs of the policy. Called before [`Backend::launch`] where [`Backend::is_here`].
+    ///
+    /// # Errors
+    /// The policy cannot be had there, and why.
+    fn prepare(&mut self, _here: Here<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Adds to the first message what only the backend knows.
+    fn greet(&self, _hello: &mut Hello) {}
+
+    /// Called when all is over, however that came to be.
+    ///
+    /// # Errors
+    /// What was started is not gone, or what jobs have left cannot be put aside.
+    fn finish(&mut self) -> Later<'_, Result<(), Error>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
 
     /// Starts the far half. Called within a runtime of tokio, on whose thread the channel is used from then on.
     ///
@@ -94,6 +133,7 @@ pub(crate) trait Backend: Send {
 fn backend(place: &BackendArgs) -> Result<Box<dyn Backend>, Error> {
     match place.chosen()? {
         args::Backend::Ssh => Ok(Box::new(ssh::Ssh::new(place)?)),
+        args::Backend::Docker => Ok(Box::new(docker::Docker::new(place)?)),
         _ => Err(Error::usage("there is nothing on another kernel here")),
     }
 }

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use super::files::{Bundle, Recorder};
 use super::hello::{self, Asked, Bytes, Errand, Hello, ToFar, ToNear, Wanted, WayOut, at_home};
 use super::mux::{self, BEAT, Lost, Side};
-use super::{Backend, CHATTER, Channel, GREETING, ways};
+use super::{Backend, CHATTER, Channel, GREETING, Here, ways};
 use crate::args::PolicyArgs;
 use crate::error::Error;
 use crate::events::Log;
@@ -71,15 +71,35 @@ impl Near {
     ///
     /// # Errors
     /// Options or policy files make no sense, or a secret is missing: then nothing was started.
-    pub(super) fn start(backend: Box<dyn Backend>, args: &PolicyArgs, mut errand: Errand, log: &Log) -> Result<Self, Error> {
+    pub(super) fn start(mut backend: Box<dyn Backend>, args: &PolicyArgs, mut errand: Errand, log: &Log) -> Result<Self, Error> {
         backend.refuse(args)?;
         let caller = request::caller(None)?;
+        let here = backend.is_here();
+        let asker = match (&errand, here) {
+            (Errand::Doctor { .. }, false) => Asker { args: args.clone(), caller: caller.clone(), here },
+            _ => Asker::new(args, &caller, here)?,
+        };
+        let mut prepare = |policy: &Policy, command: Option<(&[Bytes], Option<&str>)>| {
+            let words: Option<Vec<_>> = command.map(|(words, _)| words.iter().map(Bytes::text).collect());
+            let session = command.and_then(|(_, session)| session);
+            let checkpoint = args.checkpoint;
+            backend.prepare(Here { policy, caller: &caller, command: words.as_deref(), session, checkpoint, log })
+        };
         let (mut asked, decider) = match &mut errand {
-            Errand::Doctor { .. } => (Asked::default(), None),
-            Errand::Plan { .. } => (Asker::new(args, &caller)?.resolve(None)?.1, None),
-            Errand::Sandbox { way_out, .. } => {
-                let asker = Asker::new(args, &caller)?;
+            Errand::Doctor { .. } if here => {
                 let (policy, asked) = asker.resolve(None)?;
+                prepare(&policy, None)?;
+                (asked, None)
+            }
+            Errand::Doctor { .. } => (Asked::default(), None),
+            Errand::Plan { .. } => {
+                let (policy, asked) = asker.resolve(None)?;
+                prepare(&policy, None)?;
+                (asked, None)
+            }
+            Errand::Sandbox { way_out, command, name, .. } => {
+                let (policy, asked) = asker.resolve(None)?;
+                prepare(&policy, Some((command, name.as_deref())))?;
                 let decider = match is_mediated(&policy) {
                     true => Some(Decider::new(&policy, &caller, log, Arc::new(OwnAddress))?),
                     false => None,
@@ -103,8 +123,14 @@ impl Near {
         let name = backend.name();
         let cannot = |e: io::Error| Error::setup(format!("cannot start what leads to the other side: {e}"));
         let runtime = Builder::new_current_thread().enable_all().build().map_err(cannot)?;
-        let link =
-            Link { backend, name: name.clone(), hello: Hello { errand, asked }, deciding: decider, log: log.another()?, says };
+        let link = Link {
+            backend,
+            name: name.clone(),
+            hello: Hello { errand, asked, enclosed: None },
+            deciding: decider,
+            log: log.another()?,
+            says,
+        };
         std::thread::Builder::new().name("hermes-link".to_owned()).spawn(move || link.run(&runtime, ordered)).map_err(cannot)?;
         Ok(Self { name, orders, said })
     }
@@ -158,16 +184,27 @@ fn over(said: Option<Said>) -> Result<Said, Error> {
 struct Asker {
     args: PolicyArgs,
     caller: Caller,
+    /// The paths there are those here.
+    here: bool,
 }
 
 impl Asker {
-    fn new(args: &PolicyArgs, caller: &Caller) -> Result<Self, Error> {
+    fn new(args: &PolicyArgs, caller: &Caller, here: bool) -> Result<Self, Error> {
+        if here {
+            let mut args = args.clone();
+            let given = args.workspace.take().unwrap_or_default();
+            args.workspace = Some(hermes_profiles::paths::normalise(&caller.cwd.join(given)));
+            for path in args.ro.iter_mut().chain(&mut args.rw).chain(&mut args.deny) {
+                *path = caller.cwd.join(&*path);
+            }
+            return Ok(Self { args, caller: caller.clone(), here });
+        }
         let none = || {
             Error::usage("a sandbox on another machine needs --workspace")
                 .hint("name a directory there: absolute, or below the home directory there")
         };
         args.workspace.as_ref().ok_or_else(none)?;
-        Ok(Self { args: args.clone(), caller: caller.clone() })
+        Ok(Self { args: args.clone(), caller: caller.clone(), here })
     }
 
     /// The policy as far as it can be told here, with the project's own file once that is known.
@@ -178,7 +215,7 @@ impl Asker {
         let workspace = at_home(&given, Some(Path::new("/home directory there")));
         request.workspace = Some(workspace.clone());
         // The other side asks again, about its own directories.
-        request.overrides.allow_broad = true;
+        request.overrides.allow_broad |= !self.here;
         let recorder = Recorder::new(&self.caller, &workspace, project);
         let policy = resolve(&request, &recorder)?.policy;
         let shared = !(policy.loopback.connect.is_empty() && policy.loopback.publish.is_empty());
@@ -197,7 +234,9 @@ impl Asker {
             false => profile,
         });
         let named = request.overrides.env.iter().map(String::as_str);
-        let variables = named.chain(["TERM"]).map(|name| (Bytes::of(name), self.caller.variable(name).map(Bytes::of))).collect();
+        let home: &[&str] = if self.here { &["TERM", "HOME"] } else { &["TERM"] };
+        let variables =
+            named.chain(home.iter().copied()).map(|name| (Bytes::of(name), self.caller.variable(name).map(Bytes::of))).collect();
         Asked {
             profile,
             source: request.source,
@@ -257,6 +296,8 @@ impl Link {
             deciding.decider.egress.end();
             deciding.decider.tell();
         }
+        let finished = runtime.block_on(self.backend.finish());
+        let outcome = outcome.and_then(|reason| finished.map(|()| reason));
         let says = self.says.clone();
         // The process there has ended when it is told.
         drop(self);
@@ -265,9 +306,16 @@ impl Link {
 
     async fn hold(&mut self, mut ordered: UnboundedReceiver<Order>) -> Result<Reason, Error> {
         let mut channel = self.backend.launch().await?;
+        self.backend.greet(&mut self.hello);
+        self.name = self.backend.name();
         if let Err(e) = greeted(&mut channel).await {
             drop(channel);
-            let silent = self.backend.why_silent();
+            let mut silent = self.backend.why_silent();
+            if silent.is_none()
+                && let Some(words) = self.backend.epitaph().await
+            {
+                silent = Some(Error::setup(format!("cannot start on {}: {words}", self.name)));
+            }
             return Err(silent.unwrap_or_else(|| Error::setup(format!("cannot start on {}: {e}", self.name))));
         }
         let (mux, mut streams, driver) = mux::over(channel, Side::Near);

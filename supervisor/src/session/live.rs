@@ -234,10 +234,10 @@ impl Live {
         self.starting.borrow_mut().insert(job.plan.number, started);
         // Together: init gives the terminal to the job that it is asked for next.
         let mut terminal = None;
-        if pty.is_some() {
+        if let Some(size) = pty {
             let (given, answer) = oneshot::channel();
             self.terminals.borrow_mut().push_back(given);
-            self.ask(&Request::OpenTerminal, &[])?;
+            self.ask(&Request::OpenTerminal { size: (size.rows, size.columns) }, &[])?;
             terminal = Some(answer);
         }
         let argv0 = spawn.args.first().cloned().unwrap_or_default();
@@ -247,9 +247,8 @@ impl Live {
         let ended = |_| Failure::new(Code::Ended, "the sandbox has ended");
         let failed = |error: StepError| start_failure(&error, &argv0);
         let broken = |e: io::Error| Failure::new(Code::Start, format!("cannot listen to the job: {e}")).status(125);
-        if let (Some(terminal), Some(size)) = (terminal, pty) {
+        if let Some(terminal) = terminal {
             let master = streams::terminal(terminal.await.map_err(ended)?.map_err(failed)?).map_err(broken)?;
-            let _ = set_window_size(master.get_ref().as_fd(), &window(size));
             *job.stdin.lock().await = Some(Sink::Terminal(Rc::clone(&master)));
             job.master.replace(Some(master));
         } else {

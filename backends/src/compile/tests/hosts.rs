@@ -28,6 +28,7 @@ pub(super) fn baseline() -> Host {
             directory: "/sys/fs/cgroup/u".into(),
             controllers: ["memory", "pids", "cpu"].map(str::to_owned).into(),
         },
+        enclosure: None,
         uid: 1000,
         gid: 1000,
         powerful_groups: Vec::new(),

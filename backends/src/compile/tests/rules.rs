@@ -9,8 +9,8 @@ use super::hosts::{baseline, fails, without_userns};
 use super::view::{Shown, check_steps, follow, given, shown};
 use super::world::{World, machine, policy};
 use crate::compile::{Choices, CompileError, Kept, compile};
-use crate::host::{CgroupAccess, Host, Probe, UsernsCause};
-use crate::plan::{Layer, Lost, MountStep, NetworkPlan, Plan, Tier};
+use crate::host::{CgroupAccess, Enclosure, Host, Probe, UsernsCause};
+use crate::plan::{Enforcer, Layer, Lost, MountStep, NetworkPlan, PathRights, Plan, Tier};
 use crate::step::Step;
 
 fn compiled(policy: &Policy, world: &World, tier: Tier) -> Result<Plan, CompileError> {
@@ -410,4 +410,34 @@ fn what_is_kept_and_what_ends_with_the_sandbox_never_share_a_layer() {
         .collect();
     let expected = [("/home/u", Layer::Private), ("/home/u/.cargo", Layer::Planned), ("/home/u/.cargo/registry", Layer::Private)];
     assert_eq!(layers, expected);
+}
+
+#[test]
+fn a_container_gives_what_landlock_alone_would_lose() {
+    let mut limited = policy("write /home/u/ws");
+    (limited.limits.memory, limited.limits.processes) = (Some(1 << 30), Some(100));
+    let enclosure = Enclosure { memory: true, processes: true, cpu: true };
+    let root = Host { uid: 0, gid: 0, userns: fails(Step::Namespaces, Errno::EPERM), ..baseline() };
+    let enclosed = Host { enclosure: Some(enclosure), cgroup: CgroupAccess::None, ..root.clone() };
+    let choices = Choices { tier: Some(Tier::Landlock), scratch: Some(Path::new("/tmp/x")), ..Choices::default() };
+    let survey = machine().survey(&limited);
+    let plain = compile(&limited, &root, &survey, choices).unwrap();
+    assert!(plain.fatal().any(|lost| lost.guarantee == Guarantee::FilesWriteConfined), "the control: real root would enter");
+    let plan = compile(&limited, &enclosed, &survey, choices).unwrap();
+    for given in [
+        Guarantee::FilesWriteConfined,
+        Guarantee::HomePrivate,
+        Guarantee::ProcessesHidden,
+        Guarantee::TreeKilled,
+        Guarantee::MemoryLimited,
+        Guarantee::ProcessesLimited,
+    ] {
+        assert!(plan.held().contains(&given), "{given}: {:?}", plan.lost);
+    }
+    assert_eq!((plan.limits.memory_by, plan.limits.processes_by), (Enforcer::Container, Enforcer::Container));
+    let rules = &plan.landlock.as_ref().unwrap().paths;
+    for place in ["/tmp", "/run", "/dev/shm", "/home/u"] {
+        assert!(rules.iter().any(|rule| rule.path == Path::new(place) && rule.rights == PathRights::Write), "{place}");
+    }
+    assert!(!plain.landlock.unwrap().paths.iter().any(|rule| rule.path == Path::new("/tmp")));
 }

@@ -168,6 +168,7 @@ pub(super) fn policy(rules: &str) -> Policy {
         loopback: Default::default(),
         unix: UnixRules::default(),
         mcp: hermes_profiles::McpRules::default(),
+        docker: hermes_profiles::DockerRules::default(),
         limits: Limits::default(),
         kernel: KernelRules::default(),
         preferred: [].into(),

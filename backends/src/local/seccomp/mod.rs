@@ -121,6 +121,15 @@ pub fn compile(plan: &SeccompPlan, arch: Arch) -> BpfProgram {
     link(table::rulings(plan, arch), arch, plan.strict)
 }
 
+/// Names of the calls that neither a sandbox nor what builds one needs, with what they are answered.
+pub fn never(arch: Arch) -> Vec<(&'static str, Errno)> {
+    let name = |number: u32| match arch {
+        Arch::X86_64 => syscalls::x86_64::Sysno::new(number as usize).map(|call| call.name()),
+        Arch::Aarch64 => syscalls::aarch64::Sysno::new(number as usize).map(|call| call.name()),
+    };
+    table::never(arch).filter_map(|(number, errno)| Some((name(number)?, errno))).collect()
+}
+
 /// Joins rulings to a program. A number that has no ruling is allowed when it is known.
 fn link(rulings: Vec<Ruling>, arch: Arch, strict: bool) -> BpfProgram {
     let mut assembler = Assembler::default();

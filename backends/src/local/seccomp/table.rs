@@ -47,9 +47,15 @@ macro_rules! denials {
     };
 }
 
-static ALWAYS: &[Denial] = denials! {
+/// What builds a sandbox, and nobody in it may do again.
+static WHEN_BUILT: &[Denial] = denials! {
     EPERM, "changes mounts, which confine the sandbox":
         mount umount2 pivot_root open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick mount_setattr;
+    ENOSYS, "its mode lies in memory, where a filter cannot look for set-user-id bits; programs fall back to openat": openat2;
+};
+
+/// What not even our own programs do.
+static ALWAYS: &[Denial] = denials! {
     EPERM, "keyrings are shared with the host's processes of the same user": add_key request_key keyctl;
     EPERM, "loads code into the kernel": bpf init_module finit_module delete_module kexec_load kexec_file_load,
         x86: create_module get_kernel_syms query_module;
@@ -64,7 +70,6 @@ static ALWAYS: &[Denial] = denials! {
     EPERM, "acts on the memory of other processes": process_madvise process_mrelease;
     EPERM, "compares kernel objects of processes, which reveals kernel addresses' order": kcmp;
     EPERM, "builds segments for 16-bit and 32-bit code, and has a record of kernel bugs": , x86: modify_ldt;
-    ENOSYS, "its mode lies in memory, where a filter cannot look for set-user-id bits; programs fall back to openat": openat2;
     ENOSYS, "is a leftover that no living program uses": lookup_dcookie, x86: uselib ustat sysfs;
 };
 
@@ -138,6 +143,15 @@ fn case(conditions: impl Into<Vec<SeccompCondition>>, then: Verdict) -> Case {
     Case { when: SeccompRule::new(conditions.into()).expect("a case has conditions"), then }
 }
 
+/// Numbers of the calls that nothing in a container needs, with what they are answered.
+pub(super) fn never(arch: Arch) -> impl Iterator<Item = (u32, Errno)> {
+    let number = move |call: &Call| match arch {
+        Arch::X86_64 => Some(call.x86_64),
+        Arch::Aarch64 => call.aarch64,
+    };
+    ALWAYS.iter().filter_map(move |denial| Some((number(&denial.call)?, denial.errno)))
+}
+
 /// All rulings of a plan that the machine has system calls for, each number once, in no particular order.
 pub(super) fn rulings(plan: &SeccompPlan, arch: Arch) -> Vec<Ruling> {
     use Verdict::{Allow, Errno, Notify};
@@ -146,11 +160,11 @@ pub(super) fn rulings(plan: &SeccompPlan, arch: Arch) -> Vec<Ruling> {
         Arch::Aarch64 => call.aarch64,
     };
     let mut rulings = Vec::with_capacity(128);
-    let denials = ALWAYS.iter().chain(if plan.nested_sandbox { &[] } else { UNLESS_NESTED }).chain(if plan.deny_ipc {
-        WITHOUT_IPC_NAMESPACE
-    } else {
-        &[]
-    });
+    let denials = WHEN_BUILT
+        .iter()
+        .chain(ALWAYS)
+        .chain(if plan.nested_sandbox { &[] } else { UNLESS_NESTED })
+        .chain(if plan.deny_ipc { WITHOUT_IPC_NAMESPACE } else { &[] });
     for &Denial { call, errno, reason } in denials {
         if let Some(number) = number(call) {
             rulings.push(Ruling { number, cases: Vec::new(), otherwise: Errno(errno), reason });
