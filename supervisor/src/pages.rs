@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn pages_name_the_options_that_exist() {
         let run = String::from_utf8(page(Some("run")).unwrap()).unwrap();
-        assert!(run.contains("allow\\-host") && !run.contains("ssh\\-host"));
+        assert!(run.contains("allow\\-host") && run.contains("ssh\\-host") && !run.contains("scratch\\-at"));
         assert!(String::from_utf8(page(None).unwrap()).unwrap().contains("doctor"));
         assert_eq!(page(Some("rnu")).unwrap_err().kind.status(), 125);
     }

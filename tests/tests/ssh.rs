@@ -66,14 +66,22 @@ fn ten_megabytes_go_there_and_come_back() {
 #[test]
 fn the_environment_is_that_of_the_host_filtered_and_what_was_named_here() {
     let Some((sandbox, remote)) = far() else { return };
-    let sandbox = sandbox.env("NAMED", "from here").env("UNNAMED", "also here").env("MY_TOKEN", "s3cr3t-of-here");
+    let sandbox = sandbox
+        .env("NAMED", "from here")
+        .env("UNNAMED", "also here")
+        .env("MY_TOKEN", "s3cr3t-of-here")
+        .env("XDG_STATE_HOME", "/nonexistent/of-here");
     let result = run_to_end(
-        sandbox.run_command().args(["--env", "NAMED", "--set-env", "SET=1", "--env", "SSH_CONNECTION"]).args(["--", "env"]),
+        sandbox
+            .run_command()
+            .args(["--env", "NAMED", "--set-env", "SET=1", "--env", "SSH_CONNECTION", "--env", "XDG_STATE_HOME"])
+            .args(["--", "env"]),
     );
     result.ok().says("NAMED=from here\n").says("SET=1\n").says(&format!("HOME={}\n", remote.home.display()));
     for absent in ["UNNAMED", "s3cr3t", "SSH_CLIENT"] {
         result.never_says(absent);
     }
+    assert!(!Path::new("/nonexistent").exists() && remote.home.join(".local/state/hermes-sandbox").exists());
     // What the caller does not have is not taken from the host instead.
     assert!(!result.out().contains("SSH_CONNECTION="), "{}", result.report());
 }
@@ -94,6 +102,29 @@ fn files_of_the_host_are_kept_as_here() {
     assert!(!remote.home.join("new").exists() && !remote.workspace.join(".envrc").exists(), "{}", result.report());
     assert!(result.err().contains("put aside"), "{}", result.report());
     assert_eq!(fs::read_to_string(&outside).unwrap(), canary);
+}
+
+#[test]
+fn changes_wait_there() {
+    let Some((sandbox, remote)) = far() else { return };
+    remote.write("f", "before\n");
+    let result = run_to_end(sandbox.run_command().args(["--overlay", "--", "sh", "-c", "echo after > f; cat f"]));
+    assert_eq!((result.code(), result.out(), remote.read("f")), (0, "after\n".into(), "before\n".into()), "{}", result.report());
+    assert!(result.err().contains("changed"), "{}", result.report());
+    // It is the whole program that was brought.
+    let program = remote.home.join(".cache/hermes-sandbox/bin/hermes-sandbox");
+    let changes = |what: &str| {
+        run_to_end(
+            sandbox
+                .plain_command(&program)
+                .args(["changes", what, "--workspace"])
+                .arg(&remote.workspace)
+                .env("HOME", &remote.home),
+        )
+    };
+    changes("diff").ok().says("+after");
+    changes("apply").ok();
+    assert_eq!(remote.read("f"), "after\n");
 }
 
 #[test]

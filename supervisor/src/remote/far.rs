@@ -191,9 +191,10 @@ fn at_homes(overrides: &mut Overrides, home: Option<&Path>) {
     }
 }
 
-/// Who asks: this user here, with the variables that the other side names.
+/// Who asks: this user here, with the variables that the other side names. Those do not decide where this user's home is.
 fn caller(asked: &Asked, own: Caller, workspace: PathBuf) -> Caller {
-    let mut variables = own.variables;
+    let mut caller = request::caller_of(workspace, own.variables);
+    let variables = &mut caller.variables;
     for (name, value) in &asked.variables {
         let name = name.text();
         match value {
@@ -206,7 +207,7 @@ fn caller(asked: &Asked, own: Caller, workspace: PathBuf) -> Caller {
             None => {}
         }
     }
-    request::caller_of(workspace, variables)
+    caller
 }
 
 fn sandbox(
