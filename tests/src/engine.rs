@@ -126,7 +126,10 @@ impl Engine {
         let _ = fs::set_permissions(&engine.socket, fs::Permissions::from_mode(0o666));
         engine.import(
             "bb",
-            &["sh", "cat", "id", "env", "ls", "touch", "sleep", "head", "tail", "dd", "wc", "grep", "mount", "kill", "true"],
+            &[
+                "sh", "cat", "id", "env", "ls", "touch", "sleep", "head", "tail", "dd", "wc", "grep", "mount", "kill", "true",
+                "wget",
+            ],
         )?;
         Ok(engine)
     }

@@ -253,6 +253,9 @@ fn a_killed_supervisor_leaves_nothing_behind() {
         assert!(engine.containers().len() == 2, "{name}: {orphan} {stranger}");
         let next = sandbox.sh("cat .envrc; true");
         next.exits(0).never_says("evil");
+        let again = engine.says(&[&dead[..], &labels, &["bb", "true"]].concat());
+        run_to_end(sandbox.hermes().args(["doctor", "--clean"])).exits(0).says(&format!("removed {again}"));
+        run_to_end(sandbox.hermes().args(["doctor", "--clean"])).exits(0).says("no container was left over");
         assert_eq!(engine.containers(), [stranger.clone()], "{name}: somebody else's stays");
         engine.client(&["rm", &stranger]);
     }
@@ -332,4 +335,69 @@ fn an_engine_that_is_killed_ends_the_run() {
     assert_eq!(output.status.code(), Some(125), "{said}");
     assert!(said.contains("was lost") && said.contains("put aside"), "{said}");
     assert!(!sandbox.workspace.join(".envrc").exists());
+}
+
+#[test]
+fn hosts_are_reached_by_the_rules_of_this_side() {
+    let _alone = alone();
+    let Some(internet) = Internet::here() else { return };
+    for Case { name, engine, uid, .. } in cases() {
+        eprintln!("{name}");
+        if uid != 0 {
+            // The test's internet is a namespace that only root gets into; there root is the caller.
+            continue;
+        }
+        let sandbox = internet
+            .with(&[Route::to("plain.test", &[80])])
+            .flags(["--backend", "docker", "--image", "bb"])
+            .env("DOCKER_HOST", engine.host());
+        // busybox knows no names without a C library's files, so it asks the proxy.
+        let allowed = sandbox.sh("wget -q -O- http://plain.test/from-a-container && echo reached");
+        allowed.exits(0).says("reached");
+        assert!(!internet.seen("from-a-container").is_empty(), "{name}: the control");
+        let refused = sandbox.sh(
+            "wget -q -O- http://open.test/not-allowed && echo reached; wget -q -T 2 -O- http://192.0.2.1/ && echo reached; true",
+        );
+        refused.exits(0).never_says("reached");
+        internet.never_saw("not-allowed", &refused);
+    }
+}
+
+#[test]
+fn a_session_lives_in_one_container() {
+    let _alone = alone();
+    for Case { name, engine, sandbox, .. } in cases() {
+        eprintln!("{name}");
+        let session = |words: &[&str]| run_to_end(sandbox.hermes().arg("session").args(words));
+        let workspace = sandbox.workspace.display().to_string();
+        session(&["start", "--backend", "docker", "--image", "bb", "--workspace", &workspace, "work"]).exits(0);
+        session(&["exec", "work", "--", "sh", "-c", "echo kept >/tmp/kept; cd /tmp"]).exits(0);
+        session(&["exec", "work", "--", "cat", "/tmp/kept"]).exits(0).says("kept");
+        assert_eq!(engine.containers().len(), 1, "{name}");
+        let label = engine.says(&["ps", "--filter", "label=hermes-sandbox.session=work", "-q"]);
+        assert!(!label.is_empty(), "{name}: the session's name is on it");
+        session(&["exec", "work", "--", "sh", "-c", "echo evil >.envrc"]).exits(0);
+        session(&["stop", "work"]).exits(0);
+        assert!(wait_until(15, || engine.containers().is_empty()), "{name}");
+        assert!(wait_until(15, || !sandbox.workspace.join(".envrc").exists()), "{name}: put aside");
+    }
+}
+
+#[test]
+fn a_paused_container_is_named() {
+    let _alone = alone();
+    let Some(Case { engine, sandbox, .. }) = docker_case() else { return };
+    let child = sandbox
+        .inside(["sh", "-c", "echo up >up; sleep 120"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("spawn");
+    assert!(wait_until(30, || sandbox.workspace.join("up").exists()));
+    let id = engine.containers().remove(0);
+    assert!(engine.client(&["pause", &id]).status.success());
+    let output = child.wait_with_output().expect("wait");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(125) && said.contains("is paused"), "{said}");
+    assert!(wait_until(10, || engine.containers().is_empty()));
 }

@@ -288,7 +288,7 @@ impl Launched {
             Some(137) => format!("the container {short} was killed{words}"),
             Some(status) => format!("the program in the container {short} ended with status {status}{words}"),
             None => match self.trouble().await {
-                Some(error) => format!("{error}{words}"),
+                Some(Error { message, remedy }) => format!("{message}; {remedy}{words}"),
                 None => format!("the connection to the container {short} has ended{words}"),
             },
         }

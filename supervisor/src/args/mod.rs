@@ -61,6 +61,9 @@ pub(crate) enum Command {
         /// Say more
         #[arg(short, long)]
         verbose: bool,
+        /// Instead, remove containers that killed runs of yours have left in the container engine
+        #[arg(long, conflicts_with_all = ["json", "verbose", "backend"])]
+        clean: bool,
         #[command(flatten)]
         place: Box<BackendArgs>,
     },

@@ -26,6 +26,7 @@ use crate::error::Error;
 use crate::events::Log;
 use crate::guard::{self, Guards};
 use crate::output;
+use crate::request;
 
 /// A container.
 pub(super) struct Docker {
@@ -80,6 +81,17 @@ impl Docker {
         self.launched = Some(launched);
         Ok(Box::new(channel))
     }
+}
+
+/// Removes what dead processes of this user have left in the engine; the ids.
+pub(super) fn sweep() -> Result<Vec<String>, Error> {
+    let caller = request::caller(None)?;
+    let cannot = |e: std::io::Error| Error::setup(format!("cannot speak with the container engine: {e}"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
+    runtime.block_on(async {
+        let engine = Engine::find(&Around(&caller)).await.map_err(refused)?;
+        clean::sweep(&engine, &Owner::this().map_err(refused)?).await.map_err(refused)
+    })
 }
 
 fn refused(error: docker::Error) -> Error {

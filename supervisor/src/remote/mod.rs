@@ -161,6 +161,16 @@ pub(crate) fn doctor(place: &BackendArgs, json: bool, verbose: bool) -> Result<u
     answered(Near::start(backend(place)?, &PolicyArgs::default(), Errand::Doctor { json, verbose }, &Log::default())?, json)
 }
 
+/// Removes containers that dead processes of this user have left.
+pub(crate) fn clean() -> Result<u8, Error> {
+    let removed = docker::sweep()?;
+    let text = match removed.len() {
+        0 => "no container was left over\n".to_owned(),
+        _ => removed.iter().map(|id| format!("removed {}\n", output::clean(id))).collect(),
+    };
+    output::print(&text).map(|()| 0)
+}
+
 fn answered(mut near: Near, json: bool) -> Result<u8, Error> {
     let Said::Answer { text, status } = near.wait()? else { return Err(Error::setup("the other side did not answer")) };
     if json {

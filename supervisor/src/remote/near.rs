@@ -404,6 +404,8 @@ impl Link {
     async fn lost(&mut self, why: Lost) -> Error {
         let error = Error::setup(format!("the connection to {} was lost; what ran there has been killed", self.name));
         let epitaph = match why {
+            // An engine knows why: the container was paused, or is gone.
+            Lost::Silent if self.backend.is_here() => self.backend.epitaph().await,
             Lost::Silent => Some(format!("nothing came from there for {} s", mux::SILENCE.as_secs())),
             Lost::Broken => Some("what came from there made no sense".to_owned()),
             Lost::Ended => self.backend.epitaph().await,
