@@ -34,7 +34,7 @@ const FAR_START: Duration = Duration::from_secs(600);
 /// Ctrl-], as in telnet.
 const DETACH: u8 = 0x1d;
 /// Bytes of input that travel at a time.
-const PIECE: usize = 32 * 1024;
+const PIECE: usize = 64 * 1024;
 
 /// Does what is asked. Returns the exit status.
 pub(crate) fn session(action: Session) -> Result<u8, Error> {
