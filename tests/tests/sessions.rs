@@ -621,7 +621,12 @@ fn a_command_dies_with_the_client_that_waits_for_it() {
         client.kill().unwrap();
         client.wait().unwrap();
         match lives {
-            true => assert!(!hermes_tests::processes_with(&canary).is_empty()),
+            true => {
+                // Its arguments are shown a moment after it was started, and it is to be there still when its client is missed.
+                assert!(wait_until(10, || !hermes_tests::processes_with(&canary).is_empty()));
+                std::thread::sleep(Duration::from_millis(300));
+                assert!(!hermes_tests::processes_with(&canary).is_empty());
+            }
             false => assert_gone(&canary),
         }
     }
