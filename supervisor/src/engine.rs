@@ -247,11 +247,10 @@ pub(crate) fn open(
     prepared: &Prepared,
     held: &[BorrowedFd<'_>],
     guards: Option<&mut Guards>,
-    way_out: Option<WayOut>,
+    mut way_out: Option<WayOut>,
 ) -> Result<Opened, Error> {
     let group = group(&prepared.plan, &prepared.host)?;
     let procs: Vec<_> = group.iter().flat_map(Cgroup::procs).collect();
-    let mut way_out = way_out;
     let along = Along { cgroups: &procs, held, guards, way_out: way_out.as_mut() };
     let sandbox = supervise::open(&prepared.plan, along)?;
     let environment = environment(prepared, way_out.as_ref());

@@ -2,15 +2,12 @@
 
 use std::ffi::OsString;
 
-use hermes_profiles::Guarantee;
-
 use crate::args::{Backend, PolicyArgs, RunArgs};
 use crate::changes::{self, Overlaid};
 use crate::engine;
 use crate::error::Error;
 use crate::events::{Event, Log};
 use crate::guard::{self, Guards};
-use crate::output;
 use crate::prepare::{self, Prepared};
 use crate::remote;
 use crate::scratch::Scratch;
@@ -98,13 +95,7 @@ fn settle(prepared: &Prepared, log: &mut Log) -> Result<(), Error> {
 /// Begins to guard what the run can write.
 fn begin_guards(prepared: &mut Prepared, command: &[OsString], log: &mut Log) -> Result<Option<Guards>, Error> {
     let begun = Guards::begin(&prepared.plan, &prepared.policy.guard, &prepared.caller, command, log);
-    let guards = match begun {
-        Err(error) if prepared.policy.accepted.contains(&Guarantee::FilesGuarded) => {
-            output::complain(&format!("without {}: {error}", Guarantee::FilesGuarded));
-            None
-        }
-        begun => begun.map_err(|error| error.hint(format!("to run without: --accept-loss {}", Guarantee::FilesGuarded)))?,
-    };
+    let guards = guard::unless_accepted(begun, &prepared.policy)?;
     if let Some(shadow) = guards.as_ref().map(Guards::shadow).transpose()?.flatten() {
         engine::show_shadow(&mut prepared.plan, shadow);
     }

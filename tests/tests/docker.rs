@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -52,6 +52,14 @@ fn sandbox(engine: &Engine, uid: u32) -> Sandbox {
         sandbox = sandbox.by_way_of(["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups"]);
     }
     sandbox
+}
+
+/// Runs a script that makes a file `up`, which is there when this returns.
+fn begun(sandbox: &Sandbox, script: &str) -> Child {
+    let mut command = sandbox.inside(["sh", "-c", script]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawn");
+    assert!(wait_until(30, || sandbox.workspace.join("up").exists()));
+    child
 }
 
 /// Every engine that is to be had, for root and for an ordinary user; what is not to be had is a skip with its name.
@@ -322,13 +330,7 @@ fn an_engine_that_is_killed_ends_the_run() {
         Err(why) => skip!("docker: {why}"),
     };
     let sandbox = sandbox(&engine, USER);
-    let child = sandbox
-        .inside(["sh", "-c", "echo evil >.envrc; echo up >up; sleep 60"])
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .expect("spawn");
-    assert!(wait_until(30, || sandbox.workspace.join("up").exists()));
+    let child = begun(&sandbox, "echo evil >.envrc; echo up >up; sleep 60");
     engine.kill();
     let output = child.wait_with_output().expect("wait");
     let said = String::from_utf8_lossy(&output.stderr);
@@ -387,13 +389,7 @@ fn a_session_lives_in_one_container() {
 fn a_paused_container_is_named() {
     let _alone = alone();
     let Some(Case { engine, sandbox, .. }) = docker_case() else { return };
-    let child = sandbox
-        .inside(["sh", "-c", "echo up >up; sleep 120"])
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .expect("spawn");
-    assert!(wait_until(30, || sandbox.workspace.join("up").exists()));
+    let child = begun(&sandbox, "echo up >up; sleep 120");
     let id = engine.containers().remove(0);
     assert!(engine.client(&["pause", &id]).status.success());
     let output = child.wait_with_output().expect("wait");

@@ -66,6 +66,28 @@ pub struct Facts {
     pub root: PathBuf,
 }
 
+#[cfg(test)]
+impl Facts {
+    /// Docker with the rights of root, that can limit all.
+    pub(super) fn sample(socket: impl Into<PathBuf>, root: impl Into<PathBuf>) -> Self {
+        Self {
+            socket: socket.into(),
+            kind: Kind::Docker,
+            version: "20.10.24".into(),
+            api: "1.41".into(),
+            architecture: "amd64".into(),
+            rootless: false,
+            remapped: false,
+            apparmor: false,
+            cgroup_version: 2,
+            limits_memory: true,
+            limits_processes: true,
+            limits_cpu: true,
+            root: root.into(),
+        }
+    }
+}
+
 /// A connection to an engine that has answered.
 #[derive(Debug, Clone)]
 pub struct Engine {

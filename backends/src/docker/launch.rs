@@ -250,18 +250,8 @@ fn check_architecture(image: &ImageInspect, name: &str, ours: &str) -> Result<()
 }
 
 impl Launched {
-    /// The container's id.
-    pub fn id(&self) -> &str {
-        &self.id
-    }
-
-    /// The engine.
-    pub fn engine(&self) -> &Engine {
-        &self.engine
-    }
-
     /// What keeps it from answering, as far as the engine knows.
-    pub async fn trouble(&self) -> Option<Error> {
+    async fn trouble(&self) -> Option<Error> {
         match self.engine.docker.inspect_container(&self.id, None::<InspectContainerOptions>).await {
             Ok(found) if found.state.as_ref().and_then(|state| state.paused) == Some(true) => Some(Error::new(
                 format!("the container {} is paused", self.short()),

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use hermes_profiles::ospath;
+use hermes_profiles::{Policy, ospath};
 use serde::{Deserialize, Serialize};
 
 use crate::guard::run::start_time;
@@ -42,6 +42,13 @@ pub(crate) struct Scope {
     pub(crate) profile: String,
     #[serde(with = "ospath")]
     pub(crate) workspace: PathBuf,
+}
+
+impl Scope {
+    /// Sandboxes of this policy.
+    pub(crate) fn of(policy: &Policy) -> Self {
+        Self { profile: policy.profile.clone(), workspace: policy.workspace.clone() }
+    }
 }
 
 /// A decision for good.

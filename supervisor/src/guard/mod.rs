@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use hermes_backends::compile::shadow::Shadow;
 use hermes_backends::plan::{Plan, Source, Tier};
 use hermes_backends::wire::Cover;
-use hermes_profiles::{GuardRules, ospath};
+use hermes_profiles::{Guarantee, GuardRules, Policy, ospath};
 use nix::sys::statfs::fstatfs;
 use std::os::unix::fs::MetadataExt;
 
@@ -60,6 +60,17 @@ pub(crate) struct Guards {
     pending: Option<live::Pending>,
     /// What was put aside already.
     outcome: Outcome,
+}
+
+/// What was begun; where that failed, nothing, and a word about it, if the policy accepts to do without.
+pub(crate) fn unless_accepted(begun: Result<Option<Guards>, Error>, policy: &Policy) -> Result<Option<Guards>, Error> {
+    match begun {
+        Err(error) if policy.accepted.contains(&Guarantee::FilesGuarded) => {
+            output::complain(&format!("without {}: {error}", Guarantee::FilesGuarded));
+            Ok(None)
+        }
+        begun => begun.map_err(|error| error.hint(format!("to run without: --accept-loss {}", Guarantee::FilesGuarded))),
+    }
 }
 
 /// Settles what killed supervisors have left, and tells it. Every command that works with trees begins with it.

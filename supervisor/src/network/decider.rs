@@ -73,7 +73,7 @@ fn unknown_hosts(policy: &Policy, caller: &Caller, told: &Arc<Told>) -> Result<O
         }
         UnknownHosts::Ask => {
             let approvals = Approvals::of(crate::state::directory(caller)?);
-            let scope = Scope { profile: policy.profile.clone(), workspace: policy.workspace.clone() };
+            let scope = Scope::of(policy);
             Some(Arc::new(Ask::new(approvals, scope, Arc::clone(told))))
         }
     })

@@ -81,7 +81,7 @@ fn allowed(routes: &[Route], rules: &Ruleset, host: &Host, port: u16, admission:
 /// What a person has said once and for all.
 fn ruled_before(policy: &Policy, caller: &Caller, host: &Host, port: u16) -> Option<bool> {
     let approvals = Approvals::of(crate::state::directory(caller).ok()?);
-    let scope = Scope { profile: policy.profile.clone(), workspace: policy.workspace.clone() };
+    let scope = Scope::of(policy);
     ruled(&approvals.rules().ok()?, &scope, &unknown::named(host), port)
 }
 

@@ -15,7 +15,7 @@ use hermes_backends::docker::mounts::{self, Grant};
 use hermes_backends::docker::{self, Engine, Launched};
 use hermes_backends::limits::TreeLimits;
 use hermes_backends::survey::{Found, Survey};
-use hermes_profiles::{Access, Caller, DockerMount, FileRule, Guarantee, Network, Origin, Policy, Pull};
+use hermes_profiles::{Access, Caller, DockerMount, FileRule, Network, Origin, Policy, Pull};
 
 use super::hello::{Enclosed, Hello};
 use super::{Backend, Channel, FAR_COMMAND, Here, Later};
@@ -94,7 +94,7 @@ pub(super) fn sweep() -> Result<Vec<String>, Error> {
     })
 }
 
-fn refused(error: docker::Error) -> Error {
+pub(super) fn refused(error: docker::Error) -> Error {
     Error::setup(output::clean(&error.message)).hint(output::clean(&error.remedy))
 }
 
@@ -112,13 +112,7 @@ fn begin_guards(place: &Place, command: &[OsString], log: &mut Log) -> Result<Op
         }
         Ok(guards)
     };
-    match begin() {
-        Err(error) if place.policy.accepted.contains(&Guarantee::FilesGuarded) => {
-            output::complain(&format!("without {}: {error}", Guarantee::FilesGuarded));
-            Ok(None)
-        }
-        begun => begun.map_err(|error| error.hint(format!("to run without: --accept-loss {}", Guarantee::FilesGuarded))),
-    }
+    guard::unless_accepted(begin(), &place.policy)
 }
 
 /// The caller's surroundings.
@@ -201,7 +195,8 @@ impl Backend for Docker {
         };
         let image = self.image.clone().or(policy.docker.image.clone()).ok_or_else(none)?;
         refuse_policy(policy)?;
-        let survey = engine::survey(&with_mounts(policy));
+        let mounted = with_mounts(policy);
+        let survey = engine::survey(&mounted);
         let grants = grants(policy, &survey)?;
         let owner = Owner::this().map_err(refused)?;
         let described = serde_json::to_vec(policy).unwrap_or_default();
@@ -230,8 +225,15 @@ impl Backend for Docker {
             Pull::Missing => launch::Pull::Missing,
         };
         self.log = log.another()?;
-        let (caller, policy) = (caller.clone(), with_mounts(policy));
-        self.place = Some(Place { wanted, pull, caller, policy, survey, command: command.map(<[_]>::to_vec), checkpoint });
+        self.place = Some(Place {
+            wanted,
+            pull,
+            caller: caller.clone(),
+            policy: mounted,
+            survey,
+            command: command.map(<[_]>::to_vec),
+            checkpoint,
+        });
         Ok(())
     }
 

@@ -14,23 +14,23 @@ use tokio::io::AsyncWriteExt;
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
-use tokio::task::{LocalSet, spawn_local};
+use tokio::task::spawn_local;
 
 use super::files::Replay;
 use super::hello::{self, Asked, Bytes, Enclosed, Errand, Hello, ToFar, ToNear, Wanted, at_home};
 use super::mux::{self, BEAT, Mux, Side, Stream};
 use super::standard::{Standard, hush};
 use super::{GREETING, docker};
-use crate::engine::{self, Opened};
+use crate::engine;
 use crate::error::Error;
 use crate::events::Log;
 use crate::network::{Duplex, NO_WAY_OUT, Offer, Opening, Way, WayOut};
 use crate::output;
 use crate::prepare::{self, Prepared};
-use crate::run::{self, Ready};
+use crate::run;
 use crate::session::live::Live;
 use crate::session::protocol::Reason;
-use crate::session::{end_when_idle, mcp, more_descriptors, report, server};
+use crate::session::{begin, live_through, mcp, server};
 use crate::{doctor, plan, request};
 
 /// How long the tree may take to end after the other side has gone.
@@ -84,8 +84,7 @@ fn obey(link: &mut Link, hello: Hello, mux: Mux) -> Result<ToNear, Error> {
     let mut writable = Vec::new();
     if let Some(Enclosed { enclosure, expected, writable: volumes }) = enclosed {
         writable = volumes;
-        let refused = |error: hermes_backends::docker::Error| Error::setup(error.message).hint(error.remedy);
-        hermes_backends::docker::mounts::verify(&expected).map_err(refused)?;
+        hermes_backends::docker::mounts::verify(&expected).map_err(docker::refused)?;
         engine::enclose(enclosure);
     }
     match errand {
@@ -220,51 +219,21 @@ fn sandbox(
 ) -> Result<Reason, Error> {
     let wishes = asked.wishes();
     let prepared = prepare(link, asked, writable, program)?;
-    let Ready { prepared, overlaid, mut guards, scratch } = run::make_ready(prepared, &wishes, command, log)?;
+    let ready = run::make_ready(prepared, &wishes, command, log)?;
+    let Prepared { policy, plan, caller, .. } = &ready.prepared;
     if served.mcp {
-        mcp::needs_tools(&prepared.policy.mcp.tools, &prepared.policy.profile)?;
+        mcp::needs_tools(&policy.mcp.tools, &policy.profile)?;
     }
-    let caller = prepared.caller.clone();
-    let held: Vec<_> = overlaid.iter().map(crate::changes::Overlaid::lock).collect();
-    let way_out = WayOut::elsewhere(&prepared.policy, &prepared.plan, &caller, offer)?;
-    // From the first thread, before the runtime: init dies with the thread that made it, prctl(2).
-    let Opened { sandbox, environment, way_out, group } = engine::open(&prepared, &held, guards.as_mut(), way_out)?;
-    more_descriptors();
-    let live = Live::new(sandbox, prepared, environment, (guards, way_out), served.name.clone(), std::mem::take(log));
-    let cannot = |e: io::Error| Error::setup(format!("cannot serve the sandbox: {e}"));
-    let runtime = Builder::new_current_thread().enable_all().build().map_err(cannot)?;
-    let local = LocalSet::new();
-    let _ = link.says.send(ToNear::Ready);
-    let reason = local.block_on(&runtime, attend(Rc::clone(&live), link, &served));
-    // Tasks hold the sandbox, too.
-    drop(local);
-    runtime.shutdown_background();
-    let (guards, way_out) = (live.guards.take(), live.way_out.take());
-    *log = live.log.take();
-    drop(live);
-    link.quiet.store(true, Ordering::Relaxed);
-    engine::close(group, guards, way_out, log)?;
-    if let Some(overlaid) = overlaid {
-        overlaid.finish(&caller);
-    }
-    drop(scratch);
-    Ok(reason)
+    let way_out = WayOut::elsewhere(policy, plan, caller, offer)?;
+    let quiet = Arc::clone(&link.quiet);
+    let attended = async |live| attend(live, link, &served).await;
+    live_through(ready, way_out, served.name.clone(), log, attended, || quiet.store(true, Ordering::Relaxed))
 }
 
 /// Runs everything that a session does, and returns why it ends.
 async fn attend(live: Rc<Live>, link: &mut Link, served: &Served) -> Reason {
-    report(&live, "init", Rc::clone(&live).listen());
-    report(&live, "guarded files", Rc::clone(&live).guard());
-    if let Some(ttl) = served.ttl {
-        let live = Rc::clone(&live);
-        spawn_local(async move {
-            tokio::time::sleep(ttl).await;
-            live.stop(Reason::Ttl);
-        });
-    }
-    if let Some(idle) = served.idle {
-        spawn_local(end_when_idle(Rc::clone(&live), idle));
-    }
+    let _ = link.says.send(ToNear::Ready);
+    begin(&live, served.ttl, served.idle);
     loop {
         let came = tokio::select! {
             reason = live.is_over() => {
@@ -382,7 +351,7 @@ async fn hold(
             Some(mut stream) = streams.recv() => {
                 let comes = comes.clone();
                 tokio::spawn(async move {
-                    if let Ok(wanted) = Wanted::read(&mut stream).await {
+                    if let Ok(wanted) = hello::read::<Wanted>(&mut stream).await {
                         let _ = comes.send(Came::Client(stream, wanted));
                     }
                 });

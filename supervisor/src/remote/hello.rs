@@ -169,16 +169,6 @@ pub(crate) enum Wanted {
     Mcp,
 }
 
-impl Wanted {
-    pub(crate) async fn write(self, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
-        write(to, &self).await
-    }
-
-    pub(crate) async fn read(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Self> {
-        read(from).await
-    }
-}
-
 /// Writes one message: its length, then itself.
 pub(crate) async fn write(to: &mut (impl AsyncWrite + Unpin), message: &impl Serialize) -> io::Result<()> {
     let bytes = postcard::to_stdvec(message).map_err(io::Error::other)?;

@@ -102,9 +102,7 @@ impl Mux {
         let stream = given.await.map_err(|_| gone())?;
         Ok(Stream { inner: stream.compat(), shut: false, _place: Some(place) })
     }
-}
 
-impl Mux {
     /// Until something comes again, silence is no sign of death.
     pub(crate) fn pause(&self) {
         self.signs.paused.store(true, Ordering::Relaxed);

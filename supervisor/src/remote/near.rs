@@ -86,13 +86,8 @@ impl Near {
             backend.prepare(Here { policy, caller: &caller, command: words.as_deref(), session, checkpoint, log })
         };
         let (mut asked, decider) = match &mut errand {
-            Errand::Doctor { .. } if here => {
-                let (policy, asked) = asker.resolve(None)?;
-                prepare(&policy, None)?;
-                (asked, None)
-            }
-            Errand::Doctor { .. } => (Asked::default(), None),
-            Errand::Plan { .. } => {
+            Errand::Doctor { .. } if !here => (Asked::default(), None),
+            Errand::Doctor { .. } | Errand::Plan { .. } => {
                 let (policy, asked) = asker.resolve(None)?;
                 prepare(&policy, None)?;
                 (asked, None)
@@ -148,7 +143,15 @@ impl Near {
         over(self.said.blocking_recv())
     }
 
-    /// The same within a runtime.
+    /// Waits until the sandbox stands, and serves.
+    fn ready(&mut self) -> Result<(), Error> {
+        match self.wait()? {
+            Said::Ready => Ok(()),
+            _ => Err(Error::setup(format!("{} ended before it began", self.name))),
+        }
+    }
+
+    /// As [`wait`](Self::wait), within a runtime.
     async fn next(&mut self) -> Result<Said, Error> {
         over(self.said.recv().await)
     }
@@ -218,8 +221,7 @@ impl Asker {
         request.overrides.allow_broad |= !self.here;
         let recorder = Recorder::new(&self.caller, &workspace, project);
         let policy = resolve(&request, &recorder)?.policy;
-        let shared = !(policy.loopback.connect.is_empty() && policy.loopback.publish.is_empty());
-        if shared {
+        if !(policy.loopback.connect.is_empty() && policy.loopback.publish.is_empty()) {
             return Err(Error::usage("ports of the loopback (--connect, --publish) cannot be shared with another machine yet"));
         }
         let asked = self.asked(given, recorder.into_bundle());

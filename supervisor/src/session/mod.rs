@@ -37,6 +37,7 @@ use crate::args::{Backend, ServeArgs};
 use crate::engine::{self, Opened};
 use crate::error::Error;
 use crate::events::Log;
+use crate::network::WayOut;
 use crate::output;
 use crate::remote;
 use crate::run::{self, Ready};
@@ -95,38 +96,74 @@ fn open_and_attend(args: &ServeArgs, found: Found, log: &mut Log) -> Result<u8, 
     let Found { listener, place, client } = found;
     let name: Vec<OsString> = vec![args.name.clone().unwrap_or_else(|| "serve".to_owned()).into()];
     let program: Vec<OsString> = args.program.iter().map(|program| program.clone().into_os_string()).collect();
-    let Ready { prepared, overlaid, mut guards, scratch } = run::get_ready(&args.policy, &program, &name, log)?;
+    let ready = run::get_ready(&args.policy, &program, &name, log)?;
     if args.mcp {
-        mcp::needs_tools(&prepared.policy.mcp.tools, &prepared.policy.profile)?;
+        mcp::needs_tools(&ready.prepared.policy.mcp.tools, &ready.prepared.policy.profile)?;
     }
+    let way_out = engine::way_out(&ready.prepared, log)?;
+    let attended = async |live| {
+        if let Some(place) = &place {
+            place.ready()?;
+        }
+        attend(live, listener, place.as_ref(), args, client).await.map_err(cannot_serve)
+    };
+    let served = live_through(ready, way_out, args.name.clone(), log, attended, || {})?;
+    leave(place, args);
+    tell_end(served?).map(|()| 0)
+}
+
+fn cannot_serve(e: io::Error) -> Error {
+    Error::setup(format!("cannot serve the sandbox: {e}"))
+}
+
+/// The life of a session, wherever its clients come from: has a sandbox for as long as `attend` runs what the session does,
+/// and returns what that returns. `quiet` is called when nothing runs any more, and tidying is all that is left.
+pub(crate) fn live_through<T>(
+    Ready { prepared, overlaid, mut guards, scratch }: Ready,
+    way_out: Option<WayOut>,
+    name: Option<String>,
+    log: &mut Log,
+    attend: impl AsyncFnOnce(Rc<Live>) -> T,
+    quiet: impl FnOnce(),
+) -> Result<T, Error> {
     let caller = prepared.caller.clone();
     let held: Vec<_> = overlaid.iter().map(crate::changes::Overlaid::lock).collect();
     // From the first thread, before the runtime: init dies with the thread that made it, prctl(2).
-    let Opened { sandbox, environment, way_out, group } =
-        engine::open(&prepared, &held, guards.as_mut(), engine::way_out(&prepared, log)?)?;
+    let Opened { sandbox, environment, way_out, group } = engine::open(&prepared, &held, guards.as_mut(), way_out)?;
     more_descriptors();
-    let live = Live::new(sandbox, prepared, environment, (guards, way_out), args.name.clone(), std::mem::take(log));
-    if let Some(place) = &place {
-        place.ready()?;
-    }
-    let cannot = |e: io::Error| Error::setup(format!("cannot serve the sandbox: {e}"));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
+    let live = Live::new(sandbox, prepared, environment, (guards, way_out), name, std::mem::take(log));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot_serve)?;
     let local = LocalSet::new();
-    let attended = attend(Rc::clone(&live), listener, place.as_ref(), args, client);
-    let served = local.block_on(&runtime, attended).map_err(cannot);
+    let outcome = local.block_on(&runtime, attend(Rc::clone(&live)));
     // Tasks hold the sandbox, too.
     drop(local);
     runtime.shutdown_background();
     let (guards, way_out) = (live.guards.take(), live.way_out.take());
     *log = live.log.take();
     drop(live);
+    quiet();
     engine::close(group, guards, way_out, log)?;
     if let Some(overlaid) = overlaid {
         overlaid.finish(&caller);
     }
     drop(scratch);
-    leave(place, args);
-    tell_end(served?).map(|()| 0)
+    Ok(outcome)
+}
+
+/// Begins what every session does, wherever its clients come from.
+pub(crate) fn begin(live: &Rc<Live>, ttl: Option<Duration>, idle: Option<Duration>) {
+    report(live, "init", Rc::clone(live).listen());
+    report(live, "guarded files", Rc::clone(live).guard());
+    if let Some(ttl) = ttl {
+        let live = Rc::clone(live);
+        spawn_local(async move {
+            tokio::time::sleep(ttl).await;
+            live.stop(Reason::Ttl);
+        });
+    }
+    if let Some(idle) = idle {
+        spawn_local(end_when_idle(Rc::clone(live), idle));
+    }
 }
 
 /// Takes away what a session was found by.
@@ -157,8 +194,7 @@ async fn attend(
     args: &ServeArgs,
     client: Option<ClientProcess>,
 ) -> io::Result<Reason> {
-    report(&live, "init", Rc::clone(&live).listen());
-    report(&live, "guarded files", Rc::clone(&live).guard());
+    begin(&live, args.ttl, args.idle);
     let mut signals = vec![SignalKind::terminate(), SignalKind::interrupt()];
     // Who has no terminal hears of its end no other way, and of nothing else by it.
     signals.extend((!args.detached).then(SignalKind::hangup));
@@ -169,18 +205,8 @@ async fn attend(
             live.stop(Reason::Stopped);
         });
     }
-    if let Some(ttl) = args.ttl {
-        let live = Rc::clone(&live);
-        spawn_local(async move {
-            tokio::time::sleep(ttl).await;
-            live.stop(Reason::Ttl);
-        });
-    }
     if let Some(client) = client {
         spawn_local(end_with(Rc::clone(&live), client));
-    }
-    if let Some(idle) = args.idle {
-        spawn_local(end_when_idle(Rc::clone(&live), idle));
     }
     match listener {
         Some(listener) => {
@@ -244,7 +270,7 @@ pub(crate) fn standard_streams() -> (Input, Output) {
 }
 
 /// A part of a session that ends it when it fails.
-pub(crate) fn report(live: &Rc<Live>, what: &'static str, part: impl Future<Output = io::Result<()>> + 'static) {
+fn report(live: &Rc<Live>, what: &'static str, part: impl Future<Output = io::Result<()>> + 'static) {
     let live = Rc::clone(live);
     spawn_local(async move {
         if let Err(e) = part.await {
@@ -300,7 +326,7 @@ pub(crate) async fn is_lost(place: Option<&place::Place>) {
     }
 }
 
-pub(crate) async fn end_when_idle(live: Rc<Live>, idle: Duration) {
+async fn end_when_idle(live: Rc<Live>, idle: Duration) {
     loop {
         let unused = live.used.get().elapsed();
         if unused >= idle && live.is_idle() {

@@ -3,21 +3,7 @@ use crate::docker::launch::enclosure;
 use crate::host::Enclosure;
 
 fn facts() -> Facts {
-    Facts {
-        socket: "/run/docker.sock".into(),
-        kind: Kind::Docker,
-        version: "20.10.24".into(),
-        api: "1.41".into(),
-        architecture: "amd64".into(),
-        rootless: false,
-        remapped: false,
-        apparmor: false,
-        cgroup_version: 2,
-        limits_memory: true,
-        limits_processes: true,
-        limits_cpu: true,
-        root: "/var/lib/docker".into(),
-    }
+    Facts::sample("/run/docker.sock", "/var/lib/docker")
 }
 
 fn wanted() -> Wanted {

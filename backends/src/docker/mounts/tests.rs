@@ -1,21 +1,7 @@
 use super::*;
 
 fn facts(kind: Kind, socket: &Path, root: &Path) -> Facts {
-    Facts {
-        socket: socket.into(),
-        kind,
-        version: String::new(),
-        api: "1.41".into(),
-        architecture: "amd64".into(),
-        rootless: false,
-        remapped: false,
-        apparmor: false,
-        cgroup_version: 2,
-        limits_memory: true,
-        limits_processes: true,
-        limits_cpu: true,
-        root: root.into(),
-    }
+    Facts { kind, ..Facts::sample(socket, root) }
 }
 
 fn grant(path: impl Into<PathBuf>) -> Grant {

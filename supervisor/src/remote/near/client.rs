@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 
 use super::routes::LiveRoutes;
 use crate::network::NO_WAY_OUT;
-use crate::remote::hello::Wanted;
+use crate::remote::hello::{self, Wanted};
 use crate::remote::mux::Mux;
 use crate::session::protocol::{Code, Failure, LONGEST, Request, Routes};
 use crate::session::server::{answer, parameters, result};
@@ -21,7 +21,7 @@ pub(super) async fn lead(mux: Mux, client: UnixStream, wanted: Wanted, routes: O
         client.set_nonblocking(true)?;
         let mut client = tokio::net::UnixStream::from_std(client)?;
         let mut stream = mux.open().await?;
-        wanted.write(&mut stream).await?;
+        hello::write(&mut stream, &wanted).await?;
         if wanted == Wanted::Mcp {
             return copy_bidirectional(&mut client, &mut stream).await.map(drop);
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hermes_profiles::ospath;
 
-use super::{Errand, Near, Said};
+use super::{Errand, Near};
 use crate::args::RunArgs;
 use crate::error::{Error, Kind};
 use crate::events::Log;
@@ -35,7 +35,7 @@ pub(in crate::remote) fn run(backend: Box<dyn Backend>, args: RunArgs, log: &mut
     // Until there is a command they are for us.
     let _ = held.thread_unblock();
     let mut near = near?;
-    let Said::Ready = near.wait()? else { return Err(Error::setup(format!("{} ended before it began", near.name()))) };
+    near.ready()?;
     let outcome = follow(&near, &args);
     match outcome {
         Ok(status) => near.end().map(|_| status),

@@ -35,7 +35,7 @@ pub(in crate::remote) fn serve(backend: Box<dyn Backend>, args: &ServeArgs, foun
         way_out: None,
     };
     let mut near = Near::start(backend, &args.policy, errand, log)?;
-    let Said::Ready = near.wait()? else { return Err(Error::setup(format!("{} ended before it began", near.name()))) };
+    near.ready()?;
     if let Some(place) = &found.place {
         place.ready()?;
     }
